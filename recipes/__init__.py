@@ -1,0 +1,1 @@
+"""Runnable recipes: each is a script with a ``main`` and its own ``--help``."""

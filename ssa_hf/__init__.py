@@ -1,0 +1,28 @@
+"""Scaled Signed Averaging for Hugging Face Transformers: attn_implementation="ssa".
+
+Importing this package registers "ssa"; :func:`unregister` takes it back.
+"""
+
+from ssa_hf.config import PRESETS, SSAConfig
+from ssa_hf.families import Family, register_family, registered_families
+from ssa_hf.functional import ssa_attention
+from ssa_hf.norm import SSANorm
+from ssa_hf.registration import register, unregister
+from ssa_hf.scoring import ssa_logits
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "Family",
+    "SSAConfig",
+    "SSANorm",
+    "register",
+    "register_family",
+    "registered_families",
+    "ssa_attention",
+    "ssa_logits",
+    "unregister",
+]
+
+register()

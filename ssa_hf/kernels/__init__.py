@@ -1,0 +1,1 @@
+"""Attention kernels: they know tensors, never models. One contract, one file each."""

@@ -1,0 +1,81 @@
+"""SSA attention in plain PyTorch: the definition of right, and the backend that returns weights.
+
+Memory is O(query_length · key_length). Every other backend is tested against this one.
+"""
+
+import torch
+from torch import Tensor
+
+from ssa_hf.scoring import ssa_logits
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    b: Tensor,
+    n: Tensor,
+    *,
+    bias: Tensor | None,
+    allowed: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """Attend with SSA weights.
+
+    Args:
+        query: (batch, query_heads, query_length, head_dim).
+        key: (batch, key_heads, key_length, head_dim); key_heads divides query_heads.
+        value: (batch, key_heads, key_length, value_dim).
+        b: slope of each query head, (query_heads,).
+        n: exponent of each query head, (query_heads,).
+        bias: added to the scaled scores, broadcastable to (batch, query_heads, query_length, key_length).
+        allowed: True where a query may attend to a key, broadcastable likewise.
+        is_causal: hide later keys, aligned bottom-right: the last query sees every key.
+        scale: factor on query·key.
+        dropout_p: chance of dropping a normalised weight.
+
+    Returns:
+        The output (batch, query_heads, query_length, value_dim) in value's dtype, and the normalised
+        weights before dropout (batch, query_heads, query_length, key_length) in the accumulation
+        dtype: float32, or float64 for float64 inputs. A query that may attend to nothing has weights,
+        output and gradients 0.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    # Autocast would run the two products in half precision again.
+    with torch.autocast(query.device.type, enabled=False):
+        scores = _grouped_matmul(query.to(dtype) * scale, key.to(dtype).transpose(-2, -1))
+        if bias is not None:
+            scores = scores + bias.to(dtype)
+        logits = ssa_logits(scores, b.to(dtype).view(-1, 1, 1), n.to(dtype).view(-1, 1, 1))
+        if is_causal:
+            allowed = _and(allowed, causal_mask(query.shape[-2], key.shape[-2], query.device))
+        if allowed is None:
+            weights = logits.softmax(dim=-1)
+        else:
+            # A finite fill keeps fully masked rows free of NaN; the second fill makes masked weights,
+            # and with them their gradients, exactly 0.
+            hidden = ~allowed
+            weights = logits.masked_fill(hidden, torch.finfo(dtype).min).softmax(dim=-1).masked_fill(hidden, 0)
+        dropped = torch.nn.functional.dropout(weights, dropout_p) if dropout_p > 0 else weights
+        output = _grouped_matmul(dropped, value.to(dtype))
+    return output.to(value.dtype), weights
+
+
+def causal_mask(query_length: int, key_length: int, device: torch.device) -> Tensor:
+    """Return the bottom-right aligned causal mask, (query_length, key_length), True = attend."""
+    allowed = torch.ones(query_length, key_length, dtype=torch.bool, device=device)
+    return allowed.tril(diagonal=key_length - query_length)
+
+
+def _and(left: Tensor | None, right: Tensor) -> Tensor:
+    return right if left is None else left & right
+
+
+def _grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply per head where ``right`` has fewer heads (GQA, MQA), without repeating them."""
+    batch, heads, rows, inner = left.shape
+    groups, columns = right.shape[1], right.shape[-1]
+    product = left.reshape(batch, groups, heads // groups * rows, inner) @ right
+    return product.reshape(batch, heads, rows, columns)
