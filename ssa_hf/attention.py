@@ -69,18 +69,18 @@ def ssa_attention_forward(
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         if causal and sliding_window is not None and key.shape[2] > sliding_window:
             attention_mask = _outside_window(query.shape[2], key.shape[2], sliding_window, query.device)
-    record = _attentions_wanted(kwargs)
+    b, n = ssa_norm()
     output, weights = attend(
         query,
         key,
         value,
-        ssa_norm.b,
-        ssa_norm.n,
+        b,
+        n,
         attn_mask=attention_mask,
         is_causal=causal,
         scale=scaling,
         dropout_p=dropout,
-        return_weights=record,
+        return_weights=_attentions_wanted(kwargs),
     )
     return output.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
 

@@ -64,9 +64,7 @@ class SSAConfig:
         if isinstance(options, str):
             return _preset(options)
         if not isinstance(options, Mapping):
-            raise ValueError(
-                f"config.ssa must be a dict, a preset name or an SSAConfig, got {type(options).__name__}."
-            )
+            raise ValueError(f"config.ssa must be a dict, a preset name or an SSAConfig, got {type(options).__name__}.")
         fields = dict(options)
         base = _preset(fields.pop("preset")) if "preset" in fields else cls()
         known = {field.name for field in dataclasses.fields(cls)}

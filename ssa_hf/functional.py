@@ -116,9 +116,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         raise ValueError(f"Batch sizes differ: {shapes}.")
     if key.shape[1:3] != value.shape[1:3] or query.shape[3] != key.shape[3]:
-        raise ValueError(
-            f"key and value must agree in heads and length, query and key in head_dim: {shapes}."
-        )
+        raise ValueError(f"key and value must agree in heads and length, query and key in head_dim: {shapes}.")
     if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
         raise ValueError(f"The number of key heads must divide that of query heads: {shapes}.")
     if query.shape[1] != key.shape[1] and not enable_gqa:
@@ -131,9 +129,7 @@ def _per_head(parameter: Tensor | float, name: str, query: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         tensor = tensor.to(torch.float32)
     if tensor.dim() > 1 or tensor.numel() not in (1, heads):
-        raise ValueError(
-            f"{name} must be one value or {heads} (one per query head), got shape {tuple(tensor.shape)}."
-        )
+        raise ValueError(f"{name} must be one value or {heads} (one per query head), got shape {tuple(tensor.shape)}.")
     return tensor.expand(heads)
 
 

@@ -55,9 +55,7 @@ def own_config(module: nn.Module) -> PreTrainedConfig | None:
     return config if isinstance(config, PreTrainedConfig) else None
 
 
-def _attention_modules(
-    module: nn.Module, config: PreTrainedConfig
-) -> Iterator[tuple[nn.Module, PreTrainedConfig]]:
+def _attention_modules(module: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[nn.Module, PreTrainedConfig]]:
     """Yield the innermost attention modules, each with the config that chooses its implementation.
 
     A module counts if its family is registered, or if its class is called attention and nothing in it is:
@@ -108,6 +106,6 @@ def _detach(module: nn.Module) -> bool:
     if not hasattr(module, "ssa_norm"):
         return False
     # In a tuple, it is no submodule: neither saved, nor trained, nor counted.
-    module._detached_ssa_norm = (module.ssa_norm,)
+    module.__dict__["_detached_ssa_norm"] = (module.ssa_norm,)
     del module.ssa_norm
     return True

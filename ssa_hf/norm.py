@@ -57,6 +57,13 @@ class SSANorm(nn.Module):
         init.constant_(self.raw_b, _to_raw(self.config.b_init, bound=0.0))
         init.constant_(self.raw_n, _to_raw(self.config.n_init, bound=1.0))
 
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return (b, n). Attention calls this rather than reading the properties.
+
+        Offloading (accelerate), FSDP and ZeRO-3 bring parameters into place by hooks on a module's call.
+        """
+        return self.b, self.n
+
     @property
     def b(self) -> Tensor:
         """Slope b > 0 of every query head, float32, shape (num_heads,)."""

@@ -57,8 +57,8 @@ def _wrap_post_init(original: Method) -> Method:
     def post_init(self: PreTrainedModel) -> None:
         synchronize(self)
         original(self)
-        # A set of this instance by now. from_pretrained(dtype=...) reads it.
-        self._keep_in_fp32_modules_strict.add("ssa_norm")
+        # from_pretrained(dtype=...) reads it.
+        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), "ssa_norm"}
 
     return post_init
 

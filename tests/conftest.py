@@ -44,11 +44,19 @@ def tiny_config(family: str, **changes) -> PreTrainedConfig:
         return MistralConfig(**{**_DECODER, "sliding_window": 6, **changes})
     encoder = {key: _DECODER[key] for key in _DECODER if key not in ("num_key_value_heads", "head_dim")}
     return RobertaConfig(
-        **{**encoder, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "type_vocab_size": 1, **changes}
+        **{
+            **encoder,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "type_vocab_size": 1,
+            **changes,
+        }
     )
 
 
-def tiny_model(family: str, implementation: str = "ssa", seed: int = 0, dtype=torch.float32, **changes) -> PreTrainedModel:
+def tiny_model(
+    family: str, implementation: str = "ssa", seed: int = 0, dtype=torch.float32, **changes
+) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = tiny_config(family, **changes)
     auto = AutoModelForMaskedLM if family == "roberta" and not config.is_decoder else AutoModelForCausalLM

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -34,9 +36,12 @@ def test_softmax_is_the_limit_at_rate_one_over_m():
     x = torch.randn(64, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2
     ms = [10, 100, 1000, 10000]
     distance = [
-        (ssa_hf.ssa_logits(x, torch.tensor(1 / m), torch.tensor(float(m))).softmax(-1) - x.softmax(-1)).abs().max().item()
+        (ssa_hf.ssa_logits(x, torch.tensor(1 / m), torch.tensor(float(m))).softmax(-1) - x.softmax(-1))
+        .abs()
+        .max()
+        .item()
         for m in ms
     ]
-    for previous, current in zip(distance, distance[1:], strict=False):
+    for previous, current in itertools.pairwise(distance):
         assert previous / current == pytest.approx(10, rel=0.35)
     assert distance[-1] * ms[-1] == pytest.approx(distance[-2] * ms[-2], rel=0.02)
