@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import output_capturing
 
 from ssa_hf.functional import attend
-from ssa_hf.kernels.reference import causal_mask
 
 _UNSUPPORTED = {
     "s_aux": "attention sinks",
@@ -67,8 +65,6 @@ def ssa_attention_forward(
     causal = False
     if attention_mask is None:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if causal and sliding_window is not None and key.shape[2] > sliding_window:
-            attention_mask = _outside_window(query.shape[2], key.shape[2], sliding_window, query.device)
     b, n = ssa_norm()
     output, weights = attend(
         query,
@@ -78,6 +74,7 @@ def ssa_attention_forward(
         n,
         attn_mask=attention_mask,
         is_causal=causal,
+        sliding_window=sliding_window if causal else None,
         scale=scaling,
         dropout_p=dropout,
         return_weights=_attentions_wanted(kwargs),
@@ -99,11 +96,6 @@ def _refuse_unsupported(kwargs: dict[str, Any]) -> None:
     for argument, feature in _UNSUPPORTED.items():
         if kwargs.get(argument) is not None:
             raise ValueError(f'SSA does not implement {feature} (`{argument}`): use attn_implementation="eager".')
-
-
-def _outside_window(query_length: int, key_length: int, window: int, device: torch.device) -> Tensor:
-    too_early = causal_mask(query_length, key_length - window, device)
-    return ~torch.nn.functional.pad(too_early, (0, window))[None, None]
 
 
 def _attentions_wanted(kwargs: dict[str, Any]) -> bool:

@@ -1,11 +1,16 @@
 """ssa_attention: scaled_dot_product_attention with SSA in the place of softmax."""
 
+import functools
+import logging
+
 import torch
 from torch import Tensor
 
-from ssa_hf.kernels import reference
+from ssa_hf.kernels import blocked, cpu, op, reference
 
-BACKENDS = ("auto", "reference")
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "cpu", "blocked", "reference")
 
 
 def ssa_attention(
@@ -17,6 +22,7 @@ def ssa_attention(
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    sliding_window: int | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = True,
@@ -37,17 +43,20 @@ def ssa_attention(
         attn_mask: broadcastable to (batch, query_heads, query_length, key_length). Boolean: True = attend.
             Floating point: added to the scores before the transform, but -inf and the dtype's minimum mask.
         is_causal: let no query see a later key.
+        sliding_window: with ``is_causal``, keys that a query sees at most, itself included.
         scale: factor on query·key, 1/sqrt(head_dim) by default.
         dropout_p: chance of dropping a normalised weight (applied whenever above 0, as in PyTorch).
         enable_gqa: allow key_heads < query_heads.
-        backend: "auto" or "reference".
+        backend: "auto", or one by name: "cpu" (fused, C++), "blocked" (plain PyTorch in memory O(length)) or
+            "reference" (plain PyTorch, the definition). "auto" takes the fused kernel where it can, else "blocked",
+            and logs why once.
 
     Returns:
         (batch, query_heads, query_length, value_dim) in value's dtype, accumulated in float32 (float64 for
-        float64 inputs).
+        float64 inputs, which only "blocked" and "reference" take).
 
     Raises:
-        ValueError: for shapes, dtypes or options that do not fit together.
+        ValueError: for shapes, dtypes or options that do not fit together, or that the named backend can't do.
     """
     output, _ = attend(
         query,
@@ -57,6 +66,7 @@ def ssa_attention(
         n,
         attn_mask=attn_mask,
         is_causal=is_causal,
+        sliding_window=sliding_window,
         scale=scale,
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
@@ -74,6 +84,7 @@ def attend(
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    sliding_window: int | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = True,
@@ -83,27 +94,115 @@ def attend(
     """Do what :func:`ssa_attention` does and, if asked, return the weights before dropout as well.
 
     Weights have the shape (batch, query_heads, query_length, key_length); only the reference backend
-    forms them.
+    forms them, and "auto" chooses it then.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"Unknown backend {backend!r}; choose from {', '.join(BACKENDS)}.")
+    _check_shapes(query, key, value, enable_gqa)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}.")
-    _check_shapes(query, key, value, enable_gqa)
+    if sliding_window is not None and (not is_causal or sliding_window < 1):
+        raise ValueError(f"sliding_window must be at least 1, with is_causal=True; got {sliding_window}.")
+    b, n = _per_head(b, "b", query), _per_head(n, "n", query)
     bias, allowed = _split_mask(attn_mask, query, key)
-    output, weights = reference.attention(
-        query,
-        key,
-        value,
-        _per_head(b, "b", query),
-        _per_head(n, "n", query),
-        bias=bias,
-        allowed=allowed,
-        is_causal=is_causal,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        dropout_p=dropout_p,
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    backend = _choose_backend(backend, query, key, value, bias, return_weights)
+    if backend == "cpu":
+        return _fused(query, key, value, b, n, bias, allowed, is_causal, sliding_window, scale, dropout_p), None
+    arguments = dict(
+        bias=bias, allowed=allowed, is_causal=is_causal, window=sliding_window, scale=scale, dropout_p=dropout_p
     )
+    if backend == "blocked":
+        return blocked.attention(query, key, value, b, n, **arguments), None  # type: ignore[arg-type]
+    output, weights = reference.attention(query, key, value, b, n, **arguments)  # type: ignore[arg-type]
     return output, weights if return_weights else None
+
+
+def _choose_backend(
+    backend: str, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, return_weights: bool
+) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f"Unknown backend {backend!r}; choose from {', '.join(BACKENDS)}.")
+    if return_weights:
+        if backend not in ("auto", "reference"):
+            raise ValueError(f"Backend {backend!r} does not form weights; only 'reference' does.")
+        return "reference"
+    if backend in ("reference", "blocked"):
+        return backend
+    reason = _why_not_cpu(query, key, value, bias)
+    if reason is None:
+        return "cpu"
+    if backend == "cpu":
+        raise ValueError(f"Backend 'cpu' can't run: {reason}")
+    _log_fallback(reason)
+    return "blocked"
+
+
+def _why_not_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> str | None:
+    if query.device.type != "cpu":
+        return f"there is no fused kernel for {query.device.type} yet."
+    if torch.float64 in (query.dtype, key.dtype, value.dtype):
+        return "the fused kernel computes in float32, not float64."
+    if max(query.shape[-1], value.shape[-1]) > cpu.MAX_HEAD_DIM:
+        return f"the fused kernel takes head dimensions up to {cpu.MAX_HEAD_DIM}."
+    if bias is not None and bias.requires_grad:
+        return "the fused kernel has no gradient for attn_mask."
+    return _why_no_cpu_kernel()
+
+
+# Both run while torch.compile traces, and leave nothing of themselves in the graph.
+@torch.compiler.assume_constant_result
+def _why_no_cpu_kernel() -> str | None:
+    try:
+        cpu.load()
+    except cpu.KernelUnavailable as error:
+        return str(error)
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _log_fallback(reason: str) -> None:
+    _warn_once(reason)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    logger.warning("SSA attention falls back to blocked PyTorch, which is slower: %s", reason)
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    b: Tensor,
+    n: Tensor,
+    bias: Tensor | None,
+    allowed: Tensor | None,
+    is_causal: bool,
+    window: int | None,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
+    dtype = value.dtype if query.dtype == key.dtype == value.dtype else torch.float32
+    mask = allowed
+    if bias is not None and allowed is not None:
+        mask = bias.to(torch.float32).masked_fill(~allowed, float("-inf"))
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+    # The seed comes from PyTorch's generator: torch.manual_seed repeats it, and checkpointing restores it.
+    seed = torch.randint(2**62, ()) if dropout_p > 0 else torch.zeros((), dtype=torch.int64)
+    output, _ = op.attention(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        b.to(torch.float32),
+        n.to(torch.float32),
+        mask,
+        seed,
+        is_causal,
+        window or 0,
+        scale,
+        dropout_p,
+    )
+    return output.to(value.dtype)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -146,6 +245,10 @@ def _split_mask(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor
         return None, mask
     if not mask.is_floating_point():
         raise ValueError(f"attn_mask must be boolean (True = attend) or floating point, got {mask.dtype}.")
+    # A mask that was expanded says the same in one row.
+    for dim, stride in enumerate(mask.stride()):
+        if stride == 0:
+            mask = mask.narrow(dim, 0, 1)
     allowed = mask > torch.finfo(mask.dtype).min
     # Masking acts on the transformed scores; a -inf left in the bias would make NaN gradients.
     return mask.masked_fill(~allowed, 0), allowed

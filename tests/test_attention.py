@@ -11,7 +11,7 @@ import ssa_hf
 from ssa_hf.functional import attend
 from tests.oracle import oracle, parameter_gradient_scale, relative_rms
 
-BACKENDS = ["reference"]
+BACKENDS = ["reference", "blocked", "cpu"]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -52,7 +52,7 @@ def check(inputs, tolerance, backend, *, oracle_arguments=None, floor=0.0, **arg
     for name, got, want in zip(("query", "key", "value", "b", "n"), actual_grads, expected_grads, strict=True):
         assert torch.isfinite(got).all(), name
         if name in ("b", "n"):
-            error = relative_rms(got, want.sum(dim=(0, 2, 3)), parameter_gradient_scale(want))
+            error = relative_rms(got, want.sum(dim=(0, 2, 3)), max(floor, parameter_gradient_scale(want)))
         else:
             error = relative_rms(got, want, floor)
         assert error <= tolerance, name
@@ -73,7 +73,9 @@ def check(inputs, tolerance, backend, *, oracle_arguments=None, floor=0.0, **arg
     ],
 )
 def test_output_and_gradients(backend, dtype, is_causal, shape):
-    check(make(dtype=dtype, **shape), TOLERANCE[dtype], backend, is_causal=is_causal)
+    # With one key its weight is 1, and the gradients of the score cancel from terms of order 1 down to 0.
+    floor = 1.0 if shape.get("k_len") == 1 else 0.0
+    check(make(dtype=dtype, **shape), TOLERANCE[dtype], backend, floor=floor, is_causal=is_causal)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -19,6 +19,7 @@ def attention(
     bias: Tensor | None,
     allowed: Tensor | None,
     is_causal: bool,
+    window: int | None,
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
@@ -33,6 +34,7 @@ def attention(
         bias: added to the scaled scores, broadcastable to (batch, query_heads, query_length, key_length).
         allowed: True where a query may attend to a key, broadcastable likewise.
         is_causal: hide later keys, aligned bottom-right: the last query sees every key.
+        window: with ``is_causal``, keys that a query sees at most, itself included.
         scale: factor on query·key.
         dropout_p: chance of dropping a normalised weight.
 
@@ -50,7 +52,8 @@ def attention(
             scores = scores + bias.to(dtype)
         logits = ssa_logits(scores, b.to(dtype).view(-1, 1, 1), n.to(dtype).view(-1, 1, 1))
         if is_causal:
-            allowed = _and(allowed, causal_mask(query.shape[-2], key.shape[-2], query.device))
+            causal = causal_mask(query.shape[-2], key.shape[-2], window, query.device)
+            allowed = causal if allowed is None else allowed & causal
         if allowed is None:
             weights = logits.softmax(dim=-1)
         else:
@@ -63,14 +66,11 @@ def attention(
     return output.to(value.dtype), weights
 
 
-def causal_mask(query_length: int, key_length: int, device: torch.device) -> Tensor:
+def causal_mask(query_length: int, key_length: int, window: int | None, device: torch.device) -> Tensor:
     """Return the bottom-right aligned causal mask, (query_length, key_length), True = attend."""
-    allowed = torch.ones(query_length, key_length, dtype=torch.bool, device=device)
-    return allowed.tril(diagonal=key_length - query_length)
-
-
-def _and(left: Tensor | None, right: Tensor) -> Tensor:
-    return right if left is None else left & right
+    last = key_length - query_length
+    allowed = torch.ones(query_length, key_length, dtype=torch.bool, device=device).tril(last)
+    return allowed if window is None else allowed.triu(last + 1 - window)
 
 
 def _grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
