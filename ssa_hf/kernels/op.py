@@ -40,8 +40,8 @@ def attention(
 
     Returns:
         The output (batch, query_heads, query_length, value_dim), stored as (batch, query_length, query_heads,
-        value_dim), and the log2 of each query's sum of weights (batch, query_heads, query_length), float32, +inf
-        where the query sees nothing.
+        value_dim), and each query's normaliser (batch, query_heads, query_length, 2), float32: a normalised weight is
+        2^(g·log2(e) - [0]) · [1], and [1] is 0 where the query sees nothing.
     """
     raise NotImplementedError(f"SSA has no fused kernel for {query.device.type}.")
 
@@ -57,7 +57,7 @@ def attention_backward(
     mask: Tensor | None,
     seed: Tensor,
     output: Tensor,
-    log_sum: Tensor,
+    normaliser: Tensor,
     is_causal: bool,
     window: int,
     scale: float,
@@ -75,7 +75,7 @@ def like_model_layout(tensor: Tensor, last: int | None = None) -> Tensor:
 
 @attention.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return like_model_layout(query, value.shape[-1]), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return like_model_layout(query, value.shape[-1]), query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
 
 
 @attention_backward.register_fake
@@ -89,7 +89,7 @@ def _setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, outp
     ctx.set_materialize_grads(False)  # type: ignore[attr-defined]
 
 
-def _backward(ctx, grad_output: Tensor | None, _grad_log_sum: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+def _backward(ctx, grad_output: Tensor | None, _grad_normaliser: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
     if grad_output is None:
         return (None,) * 11
     gradients = attention_backward(grad_output, *ctx.saved_tensors, *ctx.options)

@@ -34,7 +34,7 @@ class _Problem(ctypes.Structure):
         *((name, _Tensor4) for name in "query key value mask output".split()),
         *((name, _Tensor4) for name in "grad_output grad_query grad_key grad_value".split()),
         ("mask_kind", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in "b n log_sum grad_b grad_n".split()),
+        *((name, ctypes.c_void_p) for name in "b n normaliser grad_b grad_n".split()),
     )
 
 
@@ -54,12 +54,12 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     library = load()
     output = op.like_model_layout(query, value.shape[-1])
-    log_sum = query.new_empty(query.shape[:3], dtype=torch.float32)
+    normaliser = query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
     b, n = b.contiguous(), n.contiguous()
-    problem = _problem(query, key, value, b, n, mask, seed, is_causal, window, scale, dropout_p, output, log_sum)
+    problem = _problem(query, key, value, b, n, mask, seed, is_causal, window, scale, dropout_p, output, normaliser)
     if output.numel():
         library.ssa_forward(ctypes.byref(problem))
-    return output, log_sum
+    return output, normaliser
 
 
 @op.attention_backward.register_kernel("cpu")
@@ -73,7 +73,7 @@ def _attention_backward(
     mask: Tensor | None,
     seed: Tensor,
     output: Tensor,
-    log_sum: Tensor,
+    normaliser: Tensor,
     is_causal: bool,
     window: int,
     scale: float,
@@ -81,7 +81,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     library = load()
     b, n = b.contiguous(), n.contiguous()
-    problem = _problem(query, key, value, b, n, mask, seed, is_causal, window, scale, dropout_p, output, log_sum)
+    problem = _problem(query, key, value, b, n, mask, seed, is_causal, window, scale, dropout_p, output, normaliser)
     gradients = [op.like_model_layout(tensor) for tensor in (query, key, value)]
     problem.grad_output = _tensor4(grad_output)
     problem.grad_query, problem.grad_key, problem.grad_value = (_tensor4(gradient) for gradient in gradients)
@@ -108,7 +108,7 @@ def _problem(
     scale: float,
     dropout_p: float,
     output: Tensor,
-    log_sum: Tensor,
+    normaliser: Tensor,
 ) -> _Problem:
     problem = _Problem()
     problem.batch, problem.heads, problem.q_len, problem.dim = query.shape
@@ -118,7 +118,7 @@ def _problem(
     problem.scale, problem.dropout, problem.seed = scale, dropout_p, int(seed)
     problem.splits = _splits(problem.batch * problem.groups, problem.q_len)
     problem.query, problem.key, problem.value = _tensor4(query), _tensor4(key), _tensor4(value)
-    problem.output, problem.log_sum = _tensor4(output), log_sum.data_ptr()
+    problem.output, problem.normaliser = _tensor4(output), normaliser.data_ptr()
     problem.b, problem.n = b.data_ptr(), n.data_ptr()
     if mask is not None:
         problem.mask, problem.mask_kind = _tensor4(mask), 1 if mask.dtype == torch.bool else 2

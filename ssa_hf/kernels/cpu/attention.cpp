@@ -1,7 +1,7 @@
 // SSA attention on the CPU: FlashAttention's structure on g(x) = n·sgn(x)·log2(1 + b|x|), in base 2.
 //
 // Nothing of size query_length × key_length is ever stored: queries and keys go through in blocks, and the backward
-// pass recomputes the weights from the saved log-sum. All arithmetic is float32, whatever the tensors' type. Results
+// pass recomputes the weights from the saved normalisers. All arithmetic is float32, whatever the tensors' type. Results
 // depend on the number of threads, never on their timing.
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-// The backward pass: weights again from the saved log-sum, five products a block.
+// The backward pass: weights again from the saved normaliser, five products a block.
 #pragma once
 
 #include "forward.h"
@@ -10,28 +10,43 @@ struct ParameterSums {
   Vec g{}, x{};
 };
 
-// One row of scores x becomes weights, one row of grad_weights becomes dx = dL/dx. With dropout factors, the weights
-// left in `scores` are those after dropout, as they met the values.
-inline void differentiate(float* scores, float* grad_weights, int64_t low, int64_t high, const float* mask,
-                          const float* factors, Scoring scoring, float log_sum, float delta, ParameterSums& sums) {
+// One row of scores x becomes weights, one row of grad_weights becomes dx = dL/dx; `logits` is room for a row. With
+// dropout factors, the weights left in `scores` are those after dropout, as they met the values.
+inline void differentiate(float* scores, float* grad_weights, float* logits, int64_t low, int64_t high,
+                          const float* mask, const float* factors, Scoring scoring, const float* normaliser,
+                          float delta, ParameterSums& sums) {
+  // The same logits as in the forward pass: its weights again, bit for bit.
   for_vectors(low, high, mask, [&](int64_t j, Vec bias, auto masked) {
-    Vec x = load(scores + j) + bias;
-    if (masked.value) x = bias == -kInfinity ? Vec{} : x;
-    const Vec u = scoring.b * abs(x), one_plus = 1.0f + u, inverse = 1.0f / one_plus;
-    // The rounding of 1 + u, made good to first order: log1p to float precision for small u as well.
-    const Vec lost = (u - (one_plus - 1.0f)) * inverse;
-    const Vec g = with_sign_of(scoring.n * max(log2(one_plus) + kLog2E * lost, Vec{}), x);
-    Vec weight = exp2(mask_logits<masked.value>(g, bias) - log_sum);
-    Vec dweight = load(grad_weights + j);
+    Vec x = load(scores + j), g;
+    if constexpr (masked.value) {
+      x = bias == -kInfinity ? Vec{} : x + bias;
+      g = mask_logits(scoring.logits(x), bias);
+      store(scores + j, x);
+    } else {
+      g = scoring.logits(x);
+    }
+    store(logits + j, g);
+  });
+  const float shift = normaliser[0], normalise = normaliser[1], slope = scoring.n * scoring.b;
+  const float log2_e_n = kLog2E * scoring.n;
+  Vec sum_g{}, sum_x{};
+  for (int64_t j = low / kVector * kVector; j < high; j += kVector) {
+    const Vec x = load(scores + j), g = load(logits + j);
+    Vec weight = exp2(g - shift) * normalise, dweight = load(grad_weights + j);
     if (factors) dweight *= load(factors + j);
     const Vec dg = weight * (dweight - delta);
-    const Vec dx = dg * (scoring.n * scoring.b * inverse);
-    sums.g += dg * g;
-    sums.x += dx * x;
+    const Vec u = scoring.b * abs(x), one_plus = 1.0f + u, inverse = 1.0f / one_plus;
+    // The rounding of 1 + u, made good to first order: log1p to float precision for small u as well.
+    const Vec lost = times_sign_of((u - (one_plus - 1.0f)) * inverse, x);
+    const Vec dx = dg * (slope * inverse);
+    sum_g += dg * (g + log2_e_n * lost);
+    sum_x += dx * x;
     if (factors) weight *= load(factors + j);
     store(scores + j, weight);
     store(grad_weights + j, dx);
-  });
+  }
+  sums.g += sum_g;
+  sums.x += sum_x;
 }
 
 class Backward {
@@ -41,7 +56,7 @@ class Backward {
         values_(p_.k_len, p_.value_dim, size_.keys, true, false), ldq_(keys_.ld()), ldv_(values_.ld()),
         query_(size_.queries * ldq_), grad_output_(size_.queries * ldv_), grad_query_(size_.queries * ldq_),
         output_row_(ldv_), scores_(size_.queries * size_.keys), grad_weights_(size_.queries * size_.keys),
-        factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys) {}
+        logits_(size_.keys), factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys) {}
 
   // Floats that the gradients of a head's keys and values take while they are summed.
   static int64_t sums_size(const Problem& p) {
@@ -117,7 +132,7 @@ class Backward {
   // Weights and dx of a block, and with them the gradient of its queries.
   void scores(Task task, int64_t head, int64_t query, int64_t rows, int64_t key, int64_t columns, bool masked,
               Scoring scoring, ParameterSums& sums) {
-    const float* log_sum = p_.log_sum + (task.batch * p_.heads + head) * p_.q_len + query;
+    const float* normaliser = p_.normaliser + 2 * ((task.batch * p_.heads + head) * p_.q_len + query);
     const int64_t ld = size_.keys, all = round_up(columns, kVector);
     for (int64_t first = 0; first < rows; first += kRowGroup) {
       const int64_t count = std::min(kRowGroup, rows - first);
@@ -135,8 +150,8 @@ class Backward {
         clear_outside(row, low, high, all);
         clear_outside(grad_row, low, high, all);
         if (p_.dropout > 0) dropout_row(p_, task.batch, head, query + i, key, width, factors_.data());
-        differentiate(row, grad_row, low, high, masked ? mask_.row(i) : nullptr,
-                      p_.dropout > 0 ? factors_.data() : nullptr, scoring, log_sum[i], delta_.data()[i], sums);
+        differentiate(row, grad_row, logits_.data(), low, high, masked ? mask_.row(i) : nullptr,
+                      p_.dropout > 0 ? factors_.data() : nullptr, scoring, normaliser + 2 * i, delta_.data()[i], sums);
       }
       gemm<true>({dx, ld, 1}, keys_.plain(key), ldq_, kStripWidth, grad_query_.data() + first * ldq_, ldq_, count, ldq_,
                  seen);
@@ -162,7 +177,7 @@ class Backward {
   Blocks size_;
   Packed keys_, values_;
   int64_t ldq_, ldv_;
-  Buffer query_, grad_output_, grad_query_, output_row_, scores_, grad_weights_, factors_, delta_;
+  Buffer query_, grad_output_, grad_query_, output_row_, scores_, grad_weights_, logits_, factors_, delta_;
   MaskBlock mask_;
   std::vector<bool> packed_;
   float *grad_key_ = nullptr, *grad_value_ = nullptr;

@@ -25,46 +25,59 @@ float largest_norm(const float* rows, int64_t count, int64_t ld) {
 // g of SSA in base 2, for one head.
 struct Scoring {
   float b, n;
-  Vec logits(Vec x) const { return with_sign_of(n * log2(1.0f + b * abs(x)), x); }
+  Vec logits(Vec x) const { return times_sign_of(n * log2(1.0f + b * abs(x)), x); }
 };
 
-template <bool kMasked>
-inline Vec mask_logits(Vec g, Vec bias) {
-  return kMasked ? (bias == -kInfinity ? splat(-kInfinity) : g) : g;
-}
+// The logit of a masked key: its weight is 0, and 0 times it is 0.
+constexpr float kMaskedLogit = -1e38f;
+inline Vec mask_logits(Vec g, Vec bias) { return bias == -kInfinity ? splat(kMaskedLogit) : g; }
 
-// One row of scores becomes weights 2^(g - shift), and `total` grows by their sum.
-inline void weigh(float* row, int64_t low, int64_t high, const float* mask, Scoring scoring, Vec& total) {
-  for_vectors(low, high, mask, [&](int64_t j, Vec bias, auto masked) {
-    const Vec x = load(row + j) + bias;
-    const Vec w = exp2(mask_logits<masked.value>(scoring.logits(x), bias));
-    store(row + j, w);
-    total += w;
-  });
-}
-
-// The same where weights could overflow: logits first, then their largest, then 2^(g - largest). `top` and `total`
-// go on from the blocks before; returns the factor that brings their sums to the new maximum.
-inline float weigh_online(float* row, int64_t low, int64_t high, const float* mask, Scoring scoring, float& top,
-                          Vec& total) {
+// One row of scores becomes logits; returns their largest, and `top` at least, if it is asked for.
+template <bool kLargest>
+inline float to_logits(float* row, int64_t low, int64_t high, const float* mask, Scoring scoring, float top) {
   Vec largest = splat(top);
   for_vectors(low, high, mask, [&](int64_t j, Vec bias, auto masked) {
-    const Vec g = mask_logits<masked.value>(scoring.logits(load(row + j) + bias), bias);
+    Vec g;
+    if constexpr (masked.value)
+      g = mask_logits(scoring.logits(load(row + j) + bias), bias);
+    else
+      g = scoring.logits(load(row + j));
     store(row + j, g);
-    largest = max(largest, g);
+    if (kLargest) largest = max(largest, g);
   });
-  const float new_top = max(largest);
-  if (new_top == -kInfinity) {  // nothing seen yet
+  return kLargest ? max(largest) : 0;
+}
+
+// One row of logits becomes weights 2^(g - shift); returns their sums, lane by lane.
+template <bool kShift>
+inline Vec to_weights(float* row, int64_t low, int64_t high, float shift) {
+  Vec total{};
+  for (int64_t j = low / kVector * kVector; j < high; j += kVector) {
+    const Vec w = exp2(kShift ? load(row + j) - shift : load(row + j));
+    store(row + j, w);
+    total += w;
+  }
+  return total;
+}
+
+// Two short passes over a row, which the first-level cache holds, are faster than a long one: all their constants
+// fit into registers.
+inline void weigh(float* row, int64_t low, int64_t high, const float* mask, Scoring scoring, Vec& total) {
+  to_logits<false>(row, low, high, mask, scoring, 0);
+  total += to_weights<false>(row, low, high, 0);
+}
+
+// The same where weights could overflow: relative to 2^top, the largest so far. `top` and `total` go on from the
+// blocks before; returns the factor that brings their sums to the new maximum.
+inline float weigh_online(float* row, int64_t low, int64_t high, const float* mask, Scoring scoring, float& top,
+                          Vec& total) {
+  const float new_top = to_logits<true>(row, low, high, mask, scoring, top);
+  if (new_top <= kMaskedLogit) {  // nothing seen yet
     std::memset(row, 0, round_up(high, kVector) * sizeof(float));
     return 1.0f;
   }
   const float factor = top == -kInfinity ? 1.0f : std::exp2(top - new_top);
-  total *= factor;
-  for_vectors(low, high, nullptr, [&](int64_t j, Vec, auto) {
-    const Vec w = exp2(load(row + j) - new_top);
-    store(row + j, w);
-    total += w;
-  });
+  total = total * factor + to_weights<true>(row, low, high, new_top);
   top = new_top;
   return factor;
 }
@@ -164,11 +177,13 @@ class Forward {
   }
 
   void finish(Task task, int64_t head, int64_t query, int64_t rows) {
-    float* log_sum = p_.log_sum + (task.batch * p_.heads + head) * p_.q_len + query;
+    float* normaliser = p_.normaliser + 2 * ((task.batch * p_.heads + head) * p_.q_len + query);
     for (int64_t i = 0; i < rows; ++i) {
       const float total = sum(total_[i]);
-      rescale(i, total > 0 ? 1.0f / total : 0.0f);
-      log_sum[i] = total > 0 ? (top_[i] == -kInfinity ? 0.0f : top_[i]) + std::log2(total) : kInfinity;
+      const float factor = total > 0 ? 1.0f / total : 0.0f;
+      rescale(i, factor);
+      normaliser[2 * i] = top_[i] == -kInfinity ? 0.0f : top_[i];
+      normaliser[2 * i + 1] = factor;
     }
     write_rows(p_.output, p_.dtype, task.batch, head, query, rows, p_.value_dim, 1.0f, output_.data(), values_.ld());
   }
