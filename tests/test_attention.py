@@ -342,7 +342,7 @@ def test_random_cases(backend, data):
         inputs,
         1e-5,
         backend,
-        floor=0.1,
+        floor=1.0,
         attn_mask=mask,
         is_causal=causal,
         oracle_arguments=dict(allowed=mask, is_causal=causal),

@@ -79,7 +79,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Te
 
 
 @attention_backward.register_fake
-def _(grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, b: Tensor, n: Tensor, *_: object) -> tuple[Tensor, ...]:
+def _(
+    grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, b: Tensor, n: Tensor, *_: object
+) -> tuple[Tensor, ...]:
     return (*(like_model_layout(tensor) for tensor in (query, key, value)), torch.empty_like(b), torch.empty_like(n))
 
 

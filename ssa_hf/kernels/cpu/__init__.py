@@ -28,13 +28,13 @@ class _Problem(ctypes.Structure):
     """Mirrors ssa::Problem in problem.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in "batch heads groups q_len k_len dim value_dim".split()),
-        *((name, ctypes.c_int64) for name in "dtype causal window splits seed".split()),
-        *((name, ctypes.c_double) for name in "scale dropout".split()),
-        *((name, _Tensor4) for name in "query key value mask output".split()),
-        *((name, _Tensor4) for name in "grad_output grad_query grad_key grad_value".split()),
+        *((name, ctypes.c_int64) for name in ["batch", "heads", "groups", "q_len", "k_len", "dim", "value_dim"]),
+        *((name, ctypes.c_int64) for name in ["dtype", "causal", "window", "splits", "seed"]),
+        *((name, ctypes.c_double) for name in ["scale", "dropout"]),
+        *((name, _Tensor4) for name in ["query", "key", "value", "mask", "output"]),
+        *((name, _Tensor4) for name in ["grad_output", "grad_query", "grad_key", "grad_value"]),
         ("mask_kind", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in "b n normaliser grad_b grad_n".split()),
+        *((name, ctypes.c_void_p) for name in ["b", "n", "normaliser", "grad_b", "grad_n"]),
     )
 
 

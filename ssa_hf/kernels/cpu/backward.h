@@ -5,16 +5,21 @@
 
 namespace ssa {
 
-// Gradients of the parameters of one head: sums of dg·g (base 2) and of dx·x over queries and keys.
-struct ParameterSums {
-  Vec g{}, x{};
+// What the gradients of one head's b and n are made of. With c = x / (1 + b|x|) they are n·sum(dg·c) and
+// sum(dg·g) / n over queries and keys.
+//
+// Over the keys of a query dg sums to 0, in exact arithmetic, so a constant may be taken off c and g. Where scores
+// are large, c and g hardly differ between the keys that matter, and a query's rounding error in sum(dg) would
+// drown the sums. So sum(dg)·mean(c) is taken off, query by query.
+struct QuerySums {
+  Vec dg{}, dg_g{}, dg_c{}, mean_g{}, mean_c{};
 };
 
 // One row of scores x becomes weights, one row of grad_weights becomes dx = dL/dx; `logits` is room for a row. With
 // dropout factors, the weights left in `scores` are those after dropout, as they met the values.
 inline void differentiate(float* scores, float* grad_weights, float* logits, int64_t low, int64_t high,
                           const float* mask, const float* factors, Scoring scoring, const float* normaliser,
-                          float delta, ParameterSums& sums) {
+                          float delta, QuerySums& sums) {
   // The same logits as in the forward pass: its weights again, bit for bit.
   for_vectors(low, high, mask, [&](int64_t j, Vec bias, auto masked) {
     Vec x = load(scores + j), g;
@@ -29,7 +34,7 @@ inline void differentiate(float* scores, float* grad_weights, float* logits, int
   });
   const float shift = normaliser[0], normalise = normaliser[1], slope = scoring.n * scoring.b;
   const float log2_e_n = kLog2E * scoring.n;
-  Vec sum_g{}, sum_x{};
+  QuerySums s = sums;
   for (int64_t j = low / kVector * kVector; j < high; j += kVector) {
     const Vec x = load(scores + j), g = load(logits + j);
     Vec weight = exp2(g - shift) * normalise, dweight = load(grad_weights + j);
@@ -39,14 +44,17 @@ inline void differentiate(float* scores, float* grad_weights, float* logits, int
     // The rounding of 1 + u, made good to first order: log1p to float precision for small u as well.
     const Vec lost = times_sign_of((u - (one_plus - 1.0f)) * inverse, x);
     const Vec dx = dg * (slope * inverse);
-    sum_g += dg * (g + log2_e_n * lost);
-    sum_x += dx * x;
+    const Vec c = x * inverse, full_g = g + log2_e_n * lost;
+    s.dg += dg;
+    s.dg_g += dg * full_g;
+    s.dg_c += dg * c;
+    s.mean_g += weight * full_g;
+    s.mean_c += weight * c;
     if (factors) weight *= load(factors + j);
     store(scores + j, weight);
     store(grad_weights + j, dx);
   }
-  sums.g += sum_g;
-  sums.x += sum_x;
+  sums = s;
 }
 
 class Backward {
@@ -56,7 +64,7 @@ class Backward {
         values_(p_.k_len, p_.value_dim, size_.keys, true, false), ldq_(keys_.ld()), ldv_(values_.ld()),
         query_(size_.queries * ldq_), grad_output_(size_.queries * ldv_), grad_query_(size_.queries * ldq_),
         output_row_(ldv_), scores_(size_.queries * size_.keys), grad_weights_(size_.queries * size_.keys),
-        logits_(size_.keys), factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys) {}
+        logits_(size_.keys), factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys), query_sums_(size_.queries) {}
 
   // Floats that the gradients of a head's keys and values take while they are summed.
   static int64_t sums_size(const Problem& p) {
@@ -72,16 +80,20 @@ class Backward {
     const int64_t share = p_.heads / p_.groups;
     for (int64_t head = task.group * share; head < (task.group + 1) * share; ++head) {
       const Scoring scoring{p_.b[head], p_.n[head]};
-      double sum_g = 0, sum_x = 0;
+      double sum_g = 0, sum_c = 0;
       for (int64_t query = task.split * size_.queries; query < p_.q_len; query += p_.splits * size_.queries) {
-        const ParameterSums block = run_block(task, head, query, std::min(size_.queries, p_.q_len - query), scoring);
-        sum_g += sum(block.g);
-        sum_x += sum(block.x);
+        const int64_t rows = std::min(size_.queries, p_.q_len - query);
+        run_block(task, head, query, rows, scoring);
+        for (int64_t i = 0; i < rows; ++i) {
+          const QuerySums& s = query_sums_[i];
+          const double dg = sum(s.dg);
+          sum_g += sum(s.dg_g) - dg * sum(s.mean_g);
+          sum_c += sum(s.dg_c) - dg * sum(s.mean_c);
+        }
       }
-      // g is n times a function of b and x: dL/dn = sum dg·g / n; dx/x and dg/db differ by the factor b.
       const int64_t at = (task.batch * p_.splits + task.split) * p_.heads + head;
       p_.grad_n[at] = sum_g * kLn2 / scoring.n;
-      p_.grad_b[at] = sum_x / scoring.b;
+      p_.grad_b[at] = sum_c * scoring.n;
     }
   }
 
@@ -96,7 +108,7 @@ class Backward {
   }
 
  private:
-  ParameterSums run_block(Task task, int64_t head, int64_t query, int64_t rows, Scoring scoring) {
+  void run_block(Task task, int64_t head, int64_t query, int64_t rows, Scoring scoring) {
     read_rows(p_.query, p_.dtype, task.batch, head, query, rows, p_.dim, float(p_.scale), query_.data(), ldq_);
     read_rows(p_.grad_output, p_.dtype, task.batch, head, query, rows, p_.value_dim, 1.0f, grad_output_.data(), ldv_);
     for (int64_t i = 0; i < rows; ++i) {
@@ -107,7 +119,7 @@ class Backward {
       delta_.data()[i] = sum(products);
     }
     std::memset(grad_query_.data(), 0, rows * ldq_ * sizeof(float));
-    ParameterSums sums;
+    std::fill_n(query_sums_.begin(), rows, QuerySums{});
 
     const int64_t end = visible_.high(query + rows - 1);
     for (int64_t key = visible_.low(query) / size_.keys * size_.keys; key < end; key += size_.keys) {
@@ -121,17 +133,16 @@ class Backward {
         values_.read(p_.value, p_.dtype, task.batch, task.group, key, count);
         packed_[key / size_.keys] = true;
       }
-      scores(task, head, query, rows, key, columns, mask == Mask::kMixed, scoring, sums);
+      scores(task, head, query, rows, key, columns, mask == Mask::kMixed, scoring);
       spread(query, rows, key, columns);
     }
     write_rows(p_.grad_query, p_.dtype, task.batch, head, query, rows, p_.dim, float(p_.scale), grad_query_.data(),
                ldq_);
-    return sums;
   }
 
   // Weights and dx of a block, and with them the gradient of its queries.
   void scores(Task task, int64_t head, int64_t query, int64_t rows, int64_t key, int64_t columns, bool masked,
-              Scoring scoring, ParameterSums& sums) {
+              Scoring scoring) {
     const float* normaliser = p_.normaliser + 2 * ((task.batch * p_.heads + head) * p_.q_len + query);
     const int64_t ld = size_.keys, all = round_up(columns, kVector);
     for (int64_t first = 0; first < rows; first += kRowGroup) {
@@ -151,7 +162,8 @@ class Backward {
         clear_outside(grad_row, low, high, all);
         if (p_.dropout > 0) dropout_row(p_, task.batch, head, query + i, key, width, factors_.data());
         differentiate(row, grad_row, logits_.data(), low, high, masked ? mask_.row(i) : nullptr,
-                      p_.dropout > 0 ? factors_.data() : nullptr, scoring, normaliser + 2 * i, delta_.data()[i], sums);
+                      p_.dropout > 0 ? factors_.data() : nullptr, scoring, normaliser + 2 * i, delta_.data()[i],
+                      query_sums_[i]);
       }
       gemm<true>({dx, ld, 1}, keys_.plain(key), ldq_, kStripWidth, grad_query_.data() + first * ldq_, ldq_, count, ldq_,
                  seen);
@@ -179,6 +191,7 @@ class Backward {
   int64_t ldq_, ldv_;
   Buffer query_, grad_output_, grad_query_, output_row_, scores_, grad_weights_, logits_, factors_, delta_;
   MaskBlock mask_;
+  std::vector<QuerySums> query_sums_;
   std::vector<bool> packed_;
   float *grad_key_ = nullptr, *grad_value_ = nullptr;
 };
