@@ -89,8 +89,9 @@ class SSANorm(nn.Module):
 
 def _from_raw(raw: Tensor, bound: float) -> Tensor:
     knee = bound + KNEE
-    exponent = ((raw.clamp(max=knee) - knee) / KNEE).clamp(min=_LOWEST_EXPONENT)
-    return torch.where(raw > knee, raw, bound + KNEE * exponent.exp())
+    low = raw.clamp(knee + KNEE * _LOWEST_EXPONENT, knee)
+    # The exponential is tangent to the identity at the knee: the larger one is the right one on either side.
+    return torch.maximum(raw, KNEE * ((low - knee) / KNEE).exp() + bound)
 
 
 def _to_raw(value: float, bound: float) -> float:

@@ -153,7 +153,8 @@ def test_output_attentions(family, tokens):
     plain = model(tokens, attention_mask=mask)
     output = model(tokens, attention_mask=mask, output_attentions=True)
     assert plain.get("attentions") is None
-    assert torch.equal(plain.logits, output.logits)
+    # The weights come from the reference backend, the plain logits from the fused one.
+    torch.testing.assert_close(plain.logits, output.logits, atol=1e-4, rtol=1e-4)
     assert len(output.attentions) == 2
     for weights in output.attentions:
         assert weights.shape == (2, 4, 11, 11)

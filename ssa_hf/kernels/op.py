@@ -4,6 +4,8 @@ Each device's module registers its kernels here. torch.compile, torch.export and
 opaque operators with known shapes and an autograd rule.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -85,13 +87,13 @@ def _(
     return (*(like_model_layout(tensor) for tensor in (query, key, value)), torch.empty_like(b), torch.empty_like(n))
 
 
-def _setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.options = inputs[:7], inputs[7:]  # type: ignore[attr-defined]
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    tensors, ctx.options = inputs[:7], inputs[7:]
     ctx.save_for_backward(*tensors, *output)
-    ctx.set_materialize_grads(False)  # type: ignore[attr-defined]
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_output: Tensor | None, _grad_normaliser: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+def _backward(ctx: Any, grad_output: Tensor | None, _grad_normaliser: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad_output is None:
         return (None,) * 11
     gradients = attention_backward(grad_output, *ctx.saved_tensors, *ctx.options)

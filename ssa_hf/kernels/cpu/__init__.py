@@ -92,7 +92,7 @@ def _attention_backward(
     else:
         gradients = [gradient.zero_() for gradient in gradients]
     grad_b, grad_n = sums.sum(dim=(1, 2)).to(torch.float32)
-    return (*gradients, grad_b, grad_n.clone())  # type: ignore[return-value]
+    return (*gradients, grad_b, grad_n.clone())
 
 
 def _problem(

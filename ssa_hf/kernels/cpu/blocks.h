@@ -24,13 +24,18 @@ class Packed {
   const float* read(const Tensor4& t, int64_t dtype, int64_t batch, int64_t head, int64_t first, int64_t rows) {
     float* plain = has_plain_ ? plain_.data() + first * ld_ : rows_.data();
     read_rows(t, dtype, batch, head, first, rows, dim_, 1.0f, plain, ld_);
-    std::memset(plain + rows * ld_, 0, (block_ - rows) * ld_ * sizeof(float));
     if (!has_transposed_) return plain;
-    for (int64_t strip = 0; strip < block_; strip += kStripWidth) {
+    // Whole vectors of keys are read: pad the last one with zeros.
+    const int64_t padded = round_up(rows, kVector);
+    std::memset(plain + rows * ld_, 0, (padded - rows) * ld_ * sizeof(float));
+    for (int64_t strip = 0; strip < padded; strip += kStripWidth) {
       float* to = transposed_.data() + (first + strip) * dim_;
       const float* from = plain + strip * ld_;
-      for (int64_t d = 0; d < dim_; ++d)
-        for (int64_t j = 0; j < kStripWidth; ++j) to[d * kStripWidth + j] = from[j * ld_ + d];
+      const int64_t width = std::min(kStripWidth, padded - strip);
+      for (int64_t j = 0; j < width; j += kVector)
+        for (int64_t d = 0; d < dim_; ++d)
+          for (int64_t lane = 0; lane < kVector; ++lane)
+            to[d * kStripWidth + j + lane] = from[(j + lane) * ld_ + d];
     }
     return plain;
   }
@@ -69,7 +74,8 @@ struct Blocks {
 // Blocks of scores stay in the second-level cache, the right sides of the products in the first.
 inline Blocks blocks_of(const Problem& p) {
   const int64_t widest = std::max(p.dim, p.value_dim);
-  return {p.q_len <= 256 ? 48 : 96, widest <= 32 ? 256 : widest <= 96 ? 128 : 64};
+  const int64_t keys = widest <= 32 ? 256 : widest <= 96 ? 128 : 64;
+  return {p.q_len <= 256 ? 48 : 96, std::min(keys, round_up(std::max<int64_t>(p.k_len, 1), kStripWidth))};
 }
 
 // Which keys a query sees by causality and window: [low, high).
