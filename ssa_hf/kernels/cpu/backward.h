@@ -63,7 +63,7 @@ class Backward {
       : p_(problem), visible_{p_}, size_(blocks_of(p_)), keys_(p_.k_len, p_.dim, size_.keys, true, true),
         values_(p_.k_len, p_.value_dim, size_.keys, true, false), ldq_(keys_.ld()), ldv_(values_.ld()),
         query_(size_.queries * ldq_), grad_output_(size_.queries * ldv_), grad_query_(size_.queries * ldq_),
-        output_row_(ldv_), scores_(size_.queries * size_.keys), grad_weights_(size_.queries * size_.keys),
+        output_(size_.queries * ldv_), scores_(size_.queries * size_.keys), grad_weights_(size_.queries * size_.keys),
         logits_(size_.keys), factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys), query_sums_(size_.queries) {}
 
   // Floats that the gradients of a head's keys and values take while they are summed.
@@ -111,11 +111,11 @@ class Backward {
   void run_block(Task task, int64_t head, int64_t query, int64_t rows, Scoring scoring) {
     read_rows(p_.query, p_.dtype, task.batch, head, query, rows, p_.dim, float(p_.scale), query_.data(), ldq_);
     read_rows(p_.grad_output, p_.dtype, task.batch, head, query, rows, p_.value_dim, 1.0f, grad_output_.data(), ldv_);
+    read_rows(p_.output, p_.dtype, task.batch, head, query, rows, p_.value_dim, 1.0f, output_.data(), ldv_);
     for (int64_t i = 0; i < rows; ++i) {
-      read_rows(p_.output, p_.dtype, task.batch, head, query + i, 1, p_.value_dim, 1.0f, output_row_.data(), ldv_);
       Vec products{};
-      for (int64_t j = 0; j < ldv_; j += kVector)
-        products += load(output_row_.data() + j) * load(grad_output_.data() + i * ldv_ + j);
+      for (int64_t j = i * ldv_; j < (i + 1) * ldv_; j += kVector)
+        products += load(output_.data() + j) * load(grad_output_.data() + j);
       delta_.data()[i] = sum(products);
     }
     std::memset(grad_query_.data(), 0, rows * ldq_ * sizeof(float));
@@ -189,7 +189,7 @@ class Backward {
   Blocks size_;
   Packed keys_, values_;
   int64_t ldq_, ldv_;
-  Buffer query_, grad_output_, grad_query_, output_row_, scores_, grad_weights_, logits_, factors_, delta_;
+  Buffer query_, grad_output_, grad_query_, output_, scores_, grad_weights_, logits_, factors_, delta_;
   MaskBlock mask_;
   std::vector<QuerySums> query_sums_;
   std::vector<bool> packed_;

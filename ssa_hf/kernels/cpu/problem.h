@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
 #include "vector.h"
 
@@ -122,11 +123,15 @@ inline void read_rows(const Tensor4& t, int64_t dtype, int64_t batch, int64_t he
     const T* from = static_cast<const T*>(t.data) + batch * t.stride[0] + head * t.stride[1] + first * t.stride[2];
     const int64_t step = t.stride[3];
     for (int64_t i = 0; i < rows; ++i, from += t.stride[2], to += ld) {
+      int64_t j = 0;
+      if constexpr (std::is_same_v<T, float>)
+        if (step == 1)
+          for (; j + kVector <= columns; j += kVector) store(to + j, load(from + j) * factor);
       if (step == 1)
-        for (int64_t j = 0; j < columns; ++j) to[j] = float(from[j]) * factor;
+        for (; j < columns; ++j) to[j] = float(from[j]) * factor;
       else
-        for (int64_t j = 0; j < columns; ++j) to[j] = float(from[j * step]) * factor;
-      for (int64_t j = columns; j < ld; ++j) to[j] = 0;
+        for (; j < columns; ++j) to[j] = float(from[j * step]) * factor;
+      for (; j < ld; ++j) to[j] = 0;
     }
   });
 }
@@ -137,8 +142,12 @@ inline void write_rows(const Tensor4& t, int64_t dtype, int64_t batch, int64_t h
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
     T* to = static_cast<T*>(t.data) + batch * t.stride[0] + head * t.stride[1] + first * t.stride[2];
-    for (int64_t i = 0; i < rows; ++i, from += ld, to += t.stride[2])
-      for (int64_t j = 0; j < columns; ++j) to[j] = T(from[j] * factor);
+    for (int64_t i = 0; i < rows; ++i, from += ld, to += t.stride[2]) {
+      int64_t j = 0;
+      if constexpr (std::is_same_v<T, float>)
+        for (; j + kVector <= columns; j += kVector) store(to + j, load(from + j) * factor);
+      for (; j < columns; ++j) to[j] = T(from[j] * factor);
+    }
   });
 }
 
