@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import ssa_hf
 
 COMMANDS = {
+    "build": ("ssa_hf.kernels.cpu.library", "compile the CPU kernel now, rather than at its first use"),
     "demo": (
         "ssa_hf.recipes.demo",
         "train a small SSA model and its softmax twin on a text, and compare them",

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from ssa_hf.kernels import blocked, cpu, op, reference
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "cpu", "blocked", "reference")
+BACKENDS = ("auto", "cpu", "triton", "blocked", "reference")
 
 
 def ssa_attention(
@@ -47,9 +48,9 @@ def ssa_attention(
         scale: factor on query·key, 1/sqrt(head_dim) by default.
         dropout_p: chance of dropping a normalised weight (applied whenever above 0, as in PyTorch).
         enable_gqa: allow key_heads < query_heads.
-        backend: "auto", or one by name: "cpu" (fused, C++), "blocked" (plain PyTorch in memory O(length)) or
-            "reference" (plain PyTorch, the definition). "auto" takes the fused kernel where it can, else "blocked",
-            and logs why once.
+        backend: "auto", or one by name: "cpu" (fused, C++), "triton" (fused, on GPUs), "blocked" (plain PyTorch in
+            memory O(length)) or "reference" (plain PyTorch, the definition). "auto" takes the fused kernel of the
+            device where it can, else "blocked", and logs why once.
 
     Returns:
         (batch, query_heads, query_length, value_dim) in value's dtype, accumulated in float32 (float64 for
@@ -105,7 +106,7 @@ def attend(
     bias, allowed = _split_mask(attn_mask, query, key)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     backend = _choose_backend(backend, query, key, value, bias, return_weights)
-    if backend == "cpu":
+    if backend in ("cpu", "triton"):
         return _fused(query, key, value, b, n, bias, allowed, is_causal, sliding_window, scale, dropout_p), None
     arguments = dict(
         bias=bias, allowed=allowed, is_causal=is_causal, window=sliding_window, scale=scale, dropout_p=dropout_p
@@ -127,30 +128,43 @@ def _choose_backend(
         return "reference"
     if backend in ("reference", "blocked"):
         return backend
-    reason = _why_not_cpu(query, key, value, bias)
+    fused = backend if backend != "auto" else _fused_backend(query.device.type)
+    reason = _why_not_fused(query, key, value, bias) or _why_no_kernel(fused, query.device.type)
     if reason is None:
-        return "cpu"
-    if backend == "cpu":
-        raise ValueError(f"Backend 'cpu' can't run: {reason}")
+        return fused
+    if backend != "auto":
+        raise ValueError(f"Backend {backend!r} can't run: {reason}")
     _log_fallback(reason)
     return "blocked"
 
 
-def _why_not_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> str | None:
-    if query.device.type != "cpu":
-        return f"there is no fused kernel for {query.device.type} yet."
+def _why_not_fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> str | None:
     if torch.float64 in (query.dtype, key.dtype, value.dtype):
-        return "the fused kernel computes in float32, not float64."
-    if max(query.shape[-1], value.shape[-1]) > cpu.MAX_HEAD_DIM:
-        return f"the fused kernel takes head dimensions up to {cpu.MAX_HEAD_DIM}."
+        return "the fused kernels compute in float32, not float64."
+    if max(query.shape[-1], value.shape[-1]) > op.MAX_HEAD_DIM:
+        return f"the fused kernels take head dimensions up to {op.MAX_HEAD_DIM}."
     if bias is not None and bias.requires_grad:
-        return "the fused kernel has no gradient for attn_mask."
-    return _why_no_cpu_kernel()
+        return "the fused kernels have no gradient for attn_mask."
+    return None
 
 
-# Both run while torch.compile traces, and leave nothing of themselves in the graph.
+# These run while torch.compile traces, and leave nothing of themselves in the graph.
 @torch.compiler.assume_constant_result
-def _why_no_cpu_kernel() -> str | None:
+def _fused_backend(device: str) -> str:
+    # Triton's interpreter, once asked for, stands in for the CPU kernel.
+    return "cpu" if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1" else "triton"
+
+
+@torch.compiler.assume_constant_result
+def _why_no_kernel(backend: str, device: str) -> str | None:
+    if backend == "triton":
+        try:
+            from ssa_hf.kernels import triton
+        except ImportError as error:
+            return f'Triton is not installed ({error}): pip install "ssa_hf[triton]".'
+        return None if device in triton.DEVICES else f"the Triton kernel does not run on {device}."
+    if device != "cpu" or _fused_backend(device) != "cpu":
+        return f"the C++ kernel runs on CPUs, not on {device}{' under TRITON_INTERPRET=1' * (device == 'cpu')}."
     try:
         cpu.load()
     except cpu.KernelUnavailable as error:
@@ -188,7 +202,10 @@ def _fused(
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
     # The seed comes from PyTorch's generator: torch.manual_seed repeats it, and checkpointing restores it.
-    seed = torch.randint(2**62, ()) if dropout_p > 0 else torch.zeros((), dtype=torch.int64)
+    if dropout_p > 0:
+        seed = torch.randint(2**62, (), device=query.device)
+    else:
+        seed = torch.zeros((), dtype=torch.int64, device=query.device)
     output, _ = op.attention(
         query.to(dtype),
         key.to(dtype),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import ssa_hf
+import ssa_hf.cli
 from ssa_hf.kernels import blocked, op
 from tests.conftest import tiny_model
 from tests.oracle import oracle, relative_rms
@@ -352,6 +352,15 @@ def test_without_a_working_compiler_auto_falls_back_and_says_so_once(compiler, m
     assert process.stderr.count("falls back to blocked PyTorch") == 1
     assert message in process.stdout
     assert "Backend 'cpu' can't run" in process.stdout
+
+
+def test_build_command(tmp_path, capsys):
+    assert ssa_hf.cli.main(["build"]) == 0
+    assert Path(capsys.readouterr().out.strip()).is_file()
+    script = "import ssa_hf.cli, sys; sys.exit(ssa_hf.cli.main(['build']))"
+    process = run_python(script, CXX="/nonexistent", TORCH_EXTENSIONS_DIR=str(tmp_path))
+    assert process.returncode == 1
+    assert process.stderr.startswith("ssa-hf build: No C++ compiler")
 
 
 @pytest.mark.parametrize(

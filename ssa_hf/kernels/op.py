@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MAX_HEAD_DIM = 256
+
 
 @torch.library.custom_op("ssa_hf::attention", mutates_args=(), device_types=())
 def attention(
@@ -34,7 +36,7 @@ def attention(
         n: (query_heads,), float32.
         mask: 4-D with sizes 1 where it is broadcast; boolean (True = attend), or float32: added to the scores,
             -inf masks. It gets no gradient.
-        seed: int64 scalar on the CPU, the seed of dropout.
+        seed: int64 scalar on the device, the seed of dropout.
         is_causal: hide later keys, aligned bottom-right.
         window: keys that a query sees at most, itself included, counted backwards from it; 0 is no limit.
         scale: factor on query·key.

@@ -13,9 +13,7 @@ from torch import Tensor
 from ssa_hf.kernels import op
 from ssa_hf.kernels.cpu.library import KernelUnavailable, build, load
 
-__all__ = ["MAX_HEAD_DIM", "KernelUnavailable", "build", "load"]
-
-MAX_HEAD_DIM = 256
+__all__ = ["KernelUnavailable", "build", "load"]
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 

@@ -1,5 +1,6 @@
 """Compiling, caching and loading the C++ kernel."""
 
+import argparse
 import ctypes
 import functools
 import hashlib
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -84,6 +86,22 @@ def build() -> Path:
     except OSError as error:
         raise KernelUnavailable(f"Building the SSA CPU kernel failed: {error}") from error
     return target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build and load the kernel ("ssa-hf build"); return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="ssa-hf build", description="Compile the CPU kernel into PyTorch's cache of extensions."
+    )
+    parser.parse_args(arguments)
+    try:
+        path = build()
+        load()
+    except KernelUnavailable as error:
+        print(f"ssa-hf build: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
 
 
 def _flags() -> list[str]:

@@ -1,0 +1,203 @@
+"""Time SSA attention against softmax (SDPA) and the other ways to compute it, alternating in one run.
+
+Every round runs each candidate once, so that whatever else the machine does falls on all of them alike. Prints ratios
+of median times to SDPA softmax and peak memory above the inputs, appends all figures to a CSV (with device, versions,
+commit and percentiles) and draws them over the sequence length.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import ssa_hf
+from ssa_hf.recipes.benchmarking import Row, Run, append_csv, machine, measure, peak_memory, print_table, row
+
+SOFTMAX = "sdpa softmax"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention call to time.
+
+    Attributes:
+        name: how tables call it.
+        batch, heads, q_len, k_len, dim: sizes.
+        groups: key/value heads; 0 is as many as ``heads``.
+        dtype: of query, key and value.
+        causal: causal attention, else bidirectional.
+        padded: with a boolean mask that hides each row's padding, and dropout 0.1 (BabyBERTa's batches).
+        train: forward and backward, else forward only.
+    """
+
+    name: str
+    batch: int
+    heads: int
+    q_len: int
+    dim: int
+    k_len: int = 0
+    groups: int = 0
+    dtype: torch.dtype = torch.float32
+    causal: bool = True
+    padded: bool = False
+    train: bool = False
+
+    @property
+    def title(self) -> str:
+        """Name, sizes, type and passes."""
+        sizes = f"({self.batch},{self.heads},{self.q_len},{self.dim})"
+        passes = "fwd+bwd" if self.train else "fwd"
+        return f"{self.name} {sizes} {str(self.dtype).removeprefix('torch.')} {passes}"
+
+
+def cases() -> list[Case]:
+    """Return the shapes that the project's claims are about."""
+    shapes = [
+        dict(name="decoder", batch=4, heads=24, q_len=1024, dim=32),
+        dict(name="decoder", batch=2, heads=24, q_len=1024, dim=32),
+        dict(name="short", batch=16, heads=8, q_len=128, dim=32),
+        dict(name="decoder", batch=1, heads=12, q_len=4096, dim=64),
+        dict(name="long", batch=1, heads=8, q_len=16384, dim=64),
+        dict(name="babyberta", batch=16, heads=8, q_len=20, dim=32, causal=False, padded=True),
+        dict(name="decoder", batch=4, heads=24, q_len=1024, dim=32, dtype=torch.bfloat16),
+    ]
+    both = [Case(**shape, train=train) for shape in shapes for train in (False, True)]  # type: ignore[arg-type]
+    return [*both, Case("decode", batch=8, heads=12, q_len=1, k_len=4096, dim=64, groups=4)]
+
+
+def lengths(train: bool) -> list[Case]:
+    """Return the cases of the figure over the sequence length."""
+    return [Case("length", 1, 8, length, 64, train=train) for length in (128, 256, 512, 1024, 2048, 4096, 8192)]
+
+
+def candidates(case: Case, compiled: bool) -> dict[str, Run]:
+    """Return the ways to compute a case, softmax first; ``compiled`` adds those that torch.compile must build."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(heads: int, length: int) -> Tensor:
+        # Stored (batch, length, heads, dim), as the projections of a model leave it.
+        data = torch.randn(case.batch, length, heads, case.dim, generator=generator)
+        return data.to(case.dtype).transpose(1, 2).requires_grad_(case.train)
+
+    groups, k_len = case.groups or case.heads, case.k_len or case.q_len
+    query, key, value = normal(case.heads, case.q_len), normal(groups, k_len), normal(groups, k_len)
+    b, n = (torch.full((case.heads,), x, requires_grad=case.train) for x in (0.8, 1.5))
+    mask = None
+    if case.padded:
+        real = torch.randint(4, k_len + 1, (case.batch, 1, 1, 1), generator=generator)
+        mask = (torch.arange(k_len) < real).expand(-1, 1, case.q_len, -1)
+    causal = case.causal and case.q_len > 1
+    dropout = 0.1 if case.padded and case.train else 0.0
+    grad = torch.randn(case.batch, case.q_len, case.heads, case.dim, generator=generator).to(case.dtype).transpose(1, 2)
+
+    def softmax() -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=groups != case.heads
+        )
+
+    def ssa(backend: str) -> Tensor:
+        return ssa_hf.ssa_attention(
+            query, key, value, b, n, attn_mask=mask, dropout_p=dropout, is_causal=causal, backend=backend
+        )
+
+    def score_mod(score: Tensor, _batch: Tensor, head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
+        return n[head] * torch.sign(score) * torch.log1p(b[head] * torch.abs(score))
+
+    forwards: dict[str, Callable[[], Tensor]] = {SOFTMAX: softmax}
+    forwards |= {f"ssa {backend}": functools.partial(ssa, backend) for backend in ("cpu", "blocked")}
+    if case.batch * case.heads * case.q_len * k_len <= 2**29:  # 2 GiB of float32 scores
+        forwards["ssa reference"] = functools.partial(ssa, "reference")
+        if compiled:
+            forwards["ssa reference, compiled"] = torch.compile(functools.partial(ssa, "reference"))
+    if compiled and not case.train and not case.padded:  # on the CPU flex_attention has no backward pass
+        block_mask = None
+        if causal:
+            block_mask = create_block_mask(
+                lambda _b, _h, q, k: q >= k, None, None, case.q_len, k_len, device=query.device
+            )
+        flex = functools.partial(torch.compile(flex_attention), enable_gqa=groups != case.heads)
+        forwards["flex_attention ssa"] = lambda: flex(query, key, value, score_mod=score_mod, block_mask=block_mask)
+
+    def train(forward: Callable[[], Tensor]) -> None:
+        forward().backward(grad)
+
+    def infer(forward: Callable[[], Tensor]) -> None:
+        with torch.no_grad():
+            forward()
+
+    step = train if case.train else infer
+    return {name: functools.partial(step, forward) for name, forward in forwards.items()}
+
+
+def benchmark(case: Case, compiled: bool, seconds: float) -> list[Row]:
+    """Return one CSV row for each candidate of a case."""
+    runs = candidates(case, compiled)
+    memory = {name: peak_memory(run) for name, run in runs.items()}
+    times = measure(runs, seconds)
+    return [row(case.title, name, times, SOFTMAX, memory[name]) for name in runs]
+
+
+def draw(path: Path, swept: dict[Case, list[Row]]) -> None:
+    """Draw the time ratio to softmax over the sequence length, one panel for forward, one for training."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
+    for panel, train in zip(panels, (False, True), strict=True):
+        points: dict[str, list[tuple[int, float]]] = {}
+        for case, rows in swept.items():
+            for result in rows if case.train == train else ():
+                ratio = float(str(result["ratio_to_softmax"]))
+                points.setdefault(str(result["candidate"]), []).append((case.q_len, ratio))
+        for candidate, line in points.items():
+            panel.plot(*zip(*line, strict=True), marker="o", label=candidate)
+        panel.set(xlabel="sequence length", ylabel="time, SDPA softmax = 1", yscale="log")
+        panel.set_xscale("log", base=2)
+        panel.set_title("forward and backward" if train else "forward")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.suptitle(f"8 heads of 64, float32, causal; {machine()['device']}, {machine()['threads']} threads")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder for CSV and PNG")
+    parser.add_argument("--seconds", type=float, default=10, help="time for each case, about")
+    parser.add_argument("--only", help="run only cases whose title contains this")
+    parser.add_argument("--no-compiled", action="store_true", help="leave out what torch.compile must build first")
+    parser.add_argument("--no-lengths", action="store_true", help="leave out the figure over sequence lengths")
+    options = parser.parse_args(arguments)
+    console = Console()
+
+    chosen = [case for case in cases() if not options.only or options.only in case.title]
+    if not chosen:
+        print(f"benchmark_attention: no case contains {options.only!r}.", file=sys.stderr)
+        return 2
+    path = options.output / "benchmark_attention.csv"
+    for case in chosen:
+        torch.compiler.reset()
+        rows = benchmark(case, not options.no_compiled, options.seconds)
+        append_csv(path, rows)
+        print_table(console, rows)
+    if not options.no_lengths:
+        swept = {}
+        for case in track(lengths(False) + lengths(True), description="sequence lengths"):
+            swept[case] = benchmark(case, False, options.seconds / 2)
+            append_csv(path, swept[case])
+        draw(options.output / "benchmark_attention.png", swept)
+    console.print(f"Saved to {options.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,180 @@
+"""The fused kernel for GPUs, in Triton: the operators of ssa_hf.kernels.op on CUDA, ROCm and XPU.
+
+Under TRITON_INTERPRET=1 it runs on CPU tensors, in place of the C++ kernel: that is how it is tested without a GPU.
+"""
+
+import contextlib
+import os
+
+import torch
+import triton
+from torch import Tensor
+
+from ssa_hf.kernels import op
+from ssa_hf.kernels.triton import backward, forward
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICES = ("cuda", "xpu", "cpu") if INTERPRETED else ("cuda", "xpu")
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    b: Tensor,
+    n: Tensor,
+    mask: Tensor | None,
+    seed: Tensor,
+    is_causal: bool,
+    window: int,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    output = op.like_model_layout(query, value.shape[-1])
+    normaliser = query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
+    if not output.numel():
+        return output, normaliser
+    batch, heads, query_length, _ = query.shape
+    sizes = _sizes(query, value)
+    with _device_of(query):
+        forward.forward_kernel[(triton.cdiv(query_length, sizes["BLOCK_QUERIES"]), batch * heads)](
+            query,
+            key,
+            value,
+            _mask_data(mask, query),
+            b.contiguous(),
+            n.contiguous(),
+            seed,
+            output,
+            normaliser,
+            scale,
+            dropout_p,
+            window,
+            *_lengths(query, key, value),
+            *query.stride(),
+            *key.stride(),
+            *value.stride(),
+            *_mask_strides(mask),
+            *output.stride(),
+            **_options(mask, is_causal, window, dropout_p, query),
+            **sizes,
+        )
+    return output, normaliser
+
+
+def _attention_backward(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    b: Tensor,
+    n: Tensor,
+    mask: Tensor | None,
+    seed: Tensor,
+    output: Tensor,
+    normaliser: Tensor,
+    is_causal: bool,
+    window: int,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad_query, grad_key, grad_value = (op.like_model_layout(tensor) for tensor in (query, key, value))
+    if not output.numel() or not key.numel():
+        return grad_query.zero_(), grad_key.zero_(), grad_value.zero_(), torch.zeros_like(b), torch.zeros_like(n)
+    batch, heads, query_length, _ = query.shape
+    sizes = _sizes(query, value)
+    blocks = triton.cdiv(query_length, sizes["BLOCK_QUERIES"])
+    delta = torch.empty_like(normaliser[..., 0])
+    shares = query.new_empty(2, batch, heads, blocks, dtype=torch.float32)
+    inputs = (query, key, value, _mask_data(mask, query), b.contiguous(), n.contiguous(), seed, normaliser)
+    numbers = (scale, dropout_p, window, *_lengths(query, key, value))
+    strides = (*query.stride(), *key.stride(), *value.stride(), *_mask_strides(mask), *grad_output.stride())
+    options = _options(mask, is_causal, window, dropout_p, query) | sizes
+    with _device_of(query):
+        backward.delta_kernel[(blocks, batch * heads)](
+            output,
+            grad_output,
+            delta,
+            heads,
+            query_length,
+            value.shape[-1],
+            *output.stride(),
+            *grad_output.stride(),
+            BLOCK_QUERIES=sizes["BLOCK_QUERIES"],
+            BLOCK_VALUE_DIM=sizes["BLOCK_VALUE_DIM"],
+        )
+        backward.query_kernel[(blocks, batch * heads)](
+            *inputs, grad_output, delta, grad_query, *shares, *numbers, *strides, *grad_query.stride(), **options
+        )
+        backward.key_kernel[(triton.cdiv(key.shape[2], sizes["BLOCK_KEYS"]), batch * key.shape[1])](
+            *inputs,
+            grad_output,
+            delta,
+            grad_key,
+            grad_value,
+            *numbers,
+            *strides,
+            *grad_key.stride(),
+            *grad_value.stride(),
+            **options,
+        )
+    grad_b, grad_n = shares.sum(dim=(1, 3))
+    return grad_query, grad_key, grad_value, grad_b, grad_n.clone()
+
+
+for _device in DEVICES:
+    op.attention.register_kernel(_device)(_attention)
+    op.attention_backward.register_kernel(_device)(_attention_backward)
+
+
+def _sizes(query: Tensor, value: Tensor) -> dict[str, int]:
+    dim, value_dim = (max(16, triton.next_power_of_2(tensor.shape[-1])) for tensor in (query, value))
+    widest = max(dim, value_dim)
+    if INTERPRETED:
+        blocks = (16, 32)
+    elif query.dtype == torch.float32 or widest > 128:
+        blocks = (32, 32) if widest > 128 else (64, 32)
+    else:
+        blocks = (64, 64)
+    return {
+        "BLOCK_QUERIES": blocks[0],
+        "BLOCK_KEYS": blocks[1],
+        "BLOCK_DIM": dim,
+        "BLOCK_VALUE_DIM": value_dim,
+    }
+
+
+def _lengths(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    heads, query_length, head_dim = query.shape[1:]
+    return heads, heads // key.shape[1], query_length, key.shape[2], head_dim, value.shape[-1]
+
+
+def _mask_data(mask: Tensor | None, query: Tensor) -> Tensor:
+    if mask is None:
+        return query  # never read
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
+def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
+    if mask is None:
+        return (0, 0, 0, 0)
+    return tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
+
+
+def _options(
+    mask: Tensor | None, is_causal: bool, window: int, dropout_p: float, query: Tensor
+) -> dict[str, bool | int | str]:
+    return {
+        "CAUSAL": is_causal,
+        "WINDOW": window > 0,
+        "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+        "DROPOUT": dropout_p > 0,
+        # float32 means float32, as in the other backends: TF32 keeps 10 bits of a score. The interpreter knows no
+        # products of bfloat16.
+        "PRECISION": "ieee" if query.dtype == torch.float32 or INTERPRETED else "tf32",
+    }
+
+
+def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    # Triton launches on the current device, which need not be the tensors'.
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
