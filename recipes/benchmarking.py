@@ -28,14 +28,11 @@ def measure(runs: dict[str, Run], seconds: float) -> dict[str, list[float]]:
 
     A candidate that takes more than 20 times the quickest one's time sits out most rounds.
     """
-    times: dict[str, list[float]] = {}
-    for name, run in runs.items():
-        run()
-        times[name] = [timed(run)]
-    quickest = min(first for (first,) in times.values())
-    every = {name: 4 if times[name][0] > 20 * quickest else 1 for name in runs}
-    rounds = min(200, max(5, int(seconds / sum(times[name][0] / every[name] for name in runs))))
-    times = {name: [] for name in runs}
+    first = {name: timed(run) for name, run in runs.items()}
+    quickest = min(first.values())
+    every = {name: 4 if first[name] > 20 * quickest else 1 for name in runs}
+    rounds = min(200, max(5, int(seconds / sum(first[name] / every[name] for name in runs))))
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(rounds):
         for name, run in runs.items():
             if index % every[name] == 0:

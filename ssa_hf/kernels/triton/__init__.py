@@ -171,6 +171,7 @@ def _options(
         "DROPOUT": dropout_p > 0,
         # float32 means float32, as in the other backends: TF32 keeps 10 bits of a score. The interpreter knows no
         # products of bfloat16.
+        "FAST": torch.version.cuda is not None and query.dtype != torch.float32 and not INTERPRETED,
         "PRECISION": "ieee" if query.dtype == torch.float32 or INTERPRETED else "tf32",
     }
 

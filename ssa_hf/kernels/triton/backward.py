@@ -70,13 +70,14 @@ def _gradients(
     DROPOUT: tl.constexpr,
     BOUNDARY: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Weights after dropout, weights, dg, dx, g and x/(1 + b|x|) of a block, from q, grad (rows) and k, v (columns)."""
     x = dot(q, tl.trans(k), PRECISION) * scale
     if BOUNDARY:
         seen = visible(queries, keys, query_length, key_length, CAUSAL, window, WINDOW)
         x, seen = apply_mask(x, seen, mask, queries, keys, stride_mq, stride_mk, MASK)
-    g, inverse = ssa_logits(x, b, n)
+    g, inverse = ssa_logits(x, b, n, FAST)
     weight = tl.exp2(g - shift[:, None]) * normalise[:, None]
     if BOUNDARY:
         weight = tl.where(seen, weight, 0.0)
@@ -129,6 +130,7 @@ def _query_block(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """What one block of keys adds to the queries' gradient and to the five sums that make those of b and n."""
     dq, dg_sum, dg_g, dg_c, mean_g, mean_c = sums
@@ -148,7 +150,7 @@ def _query_block(
     )
     _, weight, dg, dx, g, c = _gradients(
         q, k, v, grad, shift, normalise, delta, b, n, scale, mask, seed, head, queries, keys, query_length,
-        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, BOUNDARY, PRECISION,
+        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, BOUNDARY, PRECISION, FAST,
     )  # fmt: skip
     dq += dot(dx.to(k.dtype), k, PRECISION)
     dg_sum += tl.sum(dg, 1)
@@ -216,6 +218,7 @@ def query_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Gradient of one block of queries, and its share of those of b and n. Grid: (query blocks, batch · heads).
 
@@ -266,21 +269,21 @@ def query_kernel(
             first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, seed, batch_head,
             queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd,
             stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM,
-            BLOCK_VALUE_DIM, PRECISION,
+            BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_low, full_high, BLOCK_KEYS):
         sums = _query_block(
             first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, seed, batch_head,
             queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd,
             stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, False, BLOCK_KEYS, BLOCK_DIM,
-            BLOCK_VALUE_DIM, PRECISION,
+            BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_high, high, BLOCK_KEYS):
         sums = _query_block(
             first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, seed, batch_head,
             queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd,
             stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM,
-            BLOCK_VALUE_DIM, PRECISION,
+            BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
 
     dq, dg_sum, dg_g, dg_c, mean_g, mean_c = sums
@@ -334,6 +337,7 @@ def _key_block(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """What one block of queries of one head adds to the gradients of a block of keys and values.
 
@@ -359,7 +363,7 @@ def _key_block(
     row_delta = tl.load(delta + queries, mask=in_range, other=0.0)
     dropped, _, _, dx, _, _ = _gradients(
         q, k, v, grad, shift, normalise, row_delta, b, n, scale, mask, seed, head, queries, keys, query_length,
-        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, BOUNDARY, PRECISION,
+        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, BOUNDARY, PRECISION, FAST,
     )  # fmt: skip
     dv += dot(tl.trans(dropped.to(grad.dtype)), grad, PRECISION)
     dk += dot(tl.trans(dx.to(q.dtype)), q, PRECISION)
@@ -426,6 +430,7 @@ def key_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Gradients of one block of keys and values, over all query heads that share them.
 
@@ -480,21 +485,21 @@ def key_kernel(
                 first_query, dk, dv, k, v, head_b, head_n, scale, q_head, grad_head, normaliser_head, delta_head,
                 mask_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim, value_dim,
                 stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW,
-                MASK, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION,
+                MASK, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
             )  # fmt: skip
         for first_query in range(full_low, tl.minimum(full_high, high), BLOCK_QUERIES):
             dk, dv = _key_block(
                 first_query, dk, dv, k, v, head_b, head_n, scale, q_head, grad_head, normaliser_head, delta_head,
                 mask_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim, value_dim,
                 stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW,
-                MASK, DROPOUT, False, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION,
+                MASK, DROPOUT, False, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
             )  # fmt: skip
         for first_query in range(full_high, high, BLOCK_QUERIES):
             dk, dv = _key_block(
                 first_query, dk, dv, k, v, head_b, head_n, scale, q_head, grad_head, normaliser_head, delta_head,
                 mask_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim, value_dim,
                 stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW,
-                MASK, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION,
+                MASK, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
             )  # fmt: skip
 
     grad_key += batch * stride_dkb + group * stride_dkh

@@ -43,6 +43,7 @@ def _block(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Attend to one block of keys. BOUNDARY: some query may not see some key."""
     keys = first_key + tl.arange(0, BLOCK_KEYS)
@@ -58,7 +59,7 @@ def _block(
     if BOUNDARY:
         seen = visible(queries, keys, query_length, key_length, CAUSAL, window, WINDOW)
         x, seen = apply_mask(x, seen, mask, queries, keys, stride_mq, stride_mk, MASK)
-    g, _ = ssa_logits(x, b, n)
+    g, _ = ssa_logits(x, b, n, FAST)
     if BOUNDARY:
         g = tl.where(seen, g, float("-inf"))
     new_top = tl.maximum(top, tl.max(g, 1))
@@ -127,6 +128,7 @@ def forward_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """One block of queries of one head. Grid: (query blocks, batch · heads)."""
     first_query = tl.program_id(0) * BLOCK_QUERIES
@@ -166,19 +168,19 @@ def forward_kernel(
         acc, top, total = _block(
             first_key, q, acc, top, total, b, n, scale, key, value, mask, seed, batch_head, queries, query_length,
             key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq, stride_mk, window,
-            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION,
+            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_low, full_high, BLOCK_KEYS):
         acc, top, total = _block(
             first_key, q, acc, top, total, b, n, scale, key, value, mask, seed, batch_head, queries, query_length,
             key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq, stride_mk, window,
-            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, False, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION,
+            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, False, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_high, high, BLOCK_KEYS):
         acc, top, total = _block(
             first_key, q, acc, top, total, b, n, scale, key, value, mask, seed, batch_head, queries, query_length,
             key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq, stride_mk, window,
-            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION,
+            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
 
     factor = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
