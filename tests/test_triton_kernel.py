@@ -87,3 +87,33 @@ def test_refused_on_a_device_it_does_not_run_on():
     pytest.importorskip("triton")
     with pytest.raises(ValueError, match="does not run on cpu"):
         ssa_hf.ssa_attention(*make(), backend="triton")
+
+
+@interpreted_only
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 700])
+def test_decoding_splits_the_keys(is_causal, window):
+    """One query on 1,100 keys: the parts of its keys, put together, are the whole."""
+    from ssa_hf.kernels import triton
+
+    query, key, value, b, n = (t.detach() for t in make(batch=1, heads=2, groups=1, q_len=1, k_len=1100))
+    assert triton._splits(2, 1100, query.device) == 4
+    allowed = torch.rand(1, 1, 1, 1100, generator=torch.Generator().manual_seed(0)) > 0.5
+    allowed[..., :300] = False  # a part with nothing to see
+    for mask in (None, allowed):
+        sees = torch.ones(1, 1100, dtype=torch.bool)
+        if window is not None and is_causal:
+            sees[:, : 1100 - window] = False
+        output = ssa_hf.ssa_attention(
+            query,
+            key,
+            value,
+            b,
+            n,
+            attn_mask=mask,
+            is_causal=is_causal,
+            sliding_window=window if is_causal else None,
+            backend="triton",
+        )
+        expected = oracle(query, key, value, b, n, allowed=sees if mask is None else mask & sees)
+        assert relative_rms(output, expected) < 1e-6

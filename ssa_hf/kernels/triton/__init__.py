@@ -36,8 +36,14 @@ def _attention(
         return output, normaliser
     batch, heads, query_length, _ = query.shape
     sizes = _sizes(query, value)
+    blocks = triton.cdiv(query_length, sizes["BLOCK_QUERIES"])
+    splits = _splits(blocks * batch * heads, key.shape[2], query.device)
+    target, target_normaliser = output[None], normaliser[None]
+    if splits > 1:
+        target = query.new_empty(splits, *output.shape, dtype=torch.float32)
+        target_normaliser = query.new_empty(splits, *normaliser.shape, dtype=torch.float32)
     with _device_of(query):
-        forward.forward_kernel[(triton.cdiv(query_length, sizes["BLOCK_QUERIES"]), batch * heads)](
+        forward.forward_kernel[(blocks, batch * heads, splits)](
             query,
             key,
             value,
@@ -45,8 +51,8 @@ def _attention(
             b.contiguous(),
             n.contiguous(),
             seed,
-            output,
-            normaliser,
+            target,
+            target_normaliser,
             scale,
             dropout_p,
             window,
@@ -55,10 +61,25 @@ def _attention(
             *key.stride(),
             *value.stride(),
             *_mask_strides(mask),
-            *output.stride(),
+            *target.stride(),
+            SPLITS=splits,
             **_options(mask, is_causal, window, dropout_p, query),
             **sizes,
+            num_warps=4 if INTERPRETED or sizes["BLOCK_QUERIES"] < 128 else 8,
         )
+        if splits > 1:
+            forward.combine_kernel[(query_length, batch * heads)](
+                target,
+                target_normaliser,
+                output,
+                normaliser,
+                heads,
+                query_length,
+                value.shape[-1],
+                *output.stride(),
+                SPLITS=splits,
+                BLOCK_VALUE_DIM=sizes["BLOCK_VALUE_DIM"],
+            )
     return output, normaliser
 
 
@@ -142,6 +163,16 @@ def _sizes(query: Tensor, value: Tensor) -> dict[str, int]:
         "BLOCK_DIM": dim,
         "BLOCK_VALUE_DIM": value_dim,
     }
+
+
+def _splits(programs: int, key_length: int, device: torch.device) -> int:
+    """In how many parts to cut the keys, so that a few queries on a long cache occupy the whole device."""
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    else:
+        processors = 8
+    splits = min(processors // max(1, programs), key_length // 256, 32)
+    return 1 << max(0, splits.bit_length() - 1)
 
 
 def _lengths(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:

@@ -115,10 +115,12 @@ def forward_kernel(
     stride_mh,
     stride_mq,
     stride_mk,
+    stride_os,
     stride_ob,
     stride_oh,
     stride_ol,
     stride_od,
+    SPLITS: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
@@ -130,17 +132,22 @@ def forward_kernel(
     PRECISION: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """One block of queries of one head. Grid: (query blocks, batch · heads)."""
+    """One block of queries of one head, on one of SPLITS parts of its keys.
+
+    Grid: (query blocks, batch · heads, SPLITS). With several parts, output is (SPLITS, batch, heads, query_length,
+    value_dim) in float32 and normaliser (SPLITS, batch, heads, query_length, 2), for combine_kernel to put together.
+    """
     first_query = tl.program_id(0) * BLOCK_QUERIES
     batch_head = tl.program_id(1)
+    split = tl.program_id(2)
     batch = (batch_head // heads).to(tl.int64)
     head = (batch_head % heads).to(tl.int64)
     query += batch * stride_qb + head * stride_qh
     key += batch * stride_kb + head // group_size * stride_kh
     value += batch * stride_vb + head // group_size * stride_vh
     mask += batch * stride_mb + head * stride_mh
-    output += batch * stride_ob + head * stride_oh
-    normaliser += batch_head.to(tl.int64) * query_length * 2
+    output += split.to(tl.int64) * stride_os + batch * stride_ob + head * stride_oh
+    normaliser += (split.to(tl.int64) * tl.num_programs(1) + batch_head) * query_length * 2
     b = tl.load(b + head)
     n = tl.load(n + head)
     seed = tl.load(seed)
@@ -163,6 +170,12 @@ def forward_kernel(
     )
     if MASK:
         full_high = full_low
+    if SPLITS > 1:
+        part = tl.cdiv(tl.cdiv(high - low, BLOCK_KEYS), SPLITS) * BLOCK_KEYS
+        low += split * part
+        high = tl.minimum(high, low + part)
+        full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
+        full_high = tl.minimum(tl.maximum(full_high, full_low), tl.maximum(high // BLOCK_KEYS * BLOCK_KEYS, full_low))
     # Blocks before, among and after those that every query sees whole: only the middle ones need no mask work.
     for first_key in range(low, tl.minimum(full_low, high), BLOCK_KEYS):
         acc, top, total = _block(
@@ -192,3 +205,49 @@ def forward_kernel(
     )
     tl.store(normaliser + queries * 2, tl.where(total > 0, top, 0.0), mask=in_range)
     tl.store(normaliser + queries * 2 + 1, factor, mask=in_range)
+
+
+@triton.jit
+def combine_kernel(
+    parts,
+    part_normalisers,
+    output,
+    normaliser,
+    heads,
+    query_length,
+    value_dim,
+    stride_ob,
+    stride_oh,
+    stride_ol,
+    stride_od,
+    SPLITS: tl.constexpr,
+    BLOCK_VALUE_DIM: tl.constexpr,
+):
+    """Put the parts of one query of one head together. Grid: (query_length, batch · heads)."""
+    query = tl.program_id(0)
+    batch_head = tl.program_id(1)
+    dims = tl.arange(0, BLOCK_VALUE_DIM)
+    row = batch_head.to(tl.int64) * query_length + query
+    rows = tl.num_programs(1).to(tl.int64) * query_length
+    top = float("-inf")
+    for split in tl.static_range(SPLITS):
+        at = part_normalisers + (split * rows + row) * 2
+        top = tl.where(tl.load(at + 1) > 0, tl.maximum(top, tl.load(at)), top)
+    total = 0.0
+    acc = tl.zeros([BLOCK_VALUE_DIM], tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = part_normalisers + (split * rows + row) * 2
+        factor = tl.load(at + 1)
+        seen = factor > 0
+        # A part's sum of weights, relative to 2^top.
+        weight = tl.where(seen, tl.exp2(tl.where(seen, tl.load(at) - top, 0.0)) / tl.where(seen, factor, 1.0), 0.0)
+        total += weight
+        part = tl.load(parts + (split * rows + row) * value_dim + dims, mask=dims < value_dim, other=0.0)
+        acc += weight * part
+    factor = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+    batch = (batch_head // heads).to(tl.int64)
+    head = (batch_head % heads).to(tl.int64)
+    target = output + batch * stride_ob + head * stride_oh + query.to(tl.int64) * stride_ol + dims * stride_od
+    tl.store(target, (acc * factor).to(output.dtype.element_ty), mask=dims < value_dim)
+    tl.store(normaliser + row * 2, tl.where(total > 0, top, 0.0))
+    tl.store(normaliser + row * 2 + 1, factor)
