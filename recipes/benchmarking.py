@@ -41,14 +41,27 @@ def measure(runs: dict[str, Run], seconds: float) -> dict[str, list[float]]:
 
 
 def timed(run: Run) -> float:
-    """Run once and return the seconds it took."""
-    start = time.perf_counter()
+    """Run once and return the seconds it took: on the GPU by events, where there is one."""
+    if not torch.cuda.is_available():
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
     run()
-    return time.perf_counter() - start
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def peak_memory(run: Run) -> float | None:
-    """MiB that a run adds to the resident memory at its peak; None where the system can't tell (not Linux)."""
+    """MiB that a run adds at its peak to the GPU's memory or, without one, to the process; None where not known."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
     if sys.platform != "linux":
         return None
     ctypes.CDLL(None).malloc_trim(0)  # give back what earlier runs have freed
@@ -84,16 +97,17 @@ def row(case: str, name: str, times: dict[str, list[float]], softmax: str, peak:
 @functools.cache
 def machine() -> Row:
     """Return what identifies a measurement: time, device, threads, versions, commit."""
-    model = next(
-        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        models = (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
+        device = f"{next(models, platform.processor())}, {torch.backends.cpu.get_cpu_capability()}"
     git = subprocess.run(
         ["git", "-C", Path(__file__).parent, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     )
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": f"{model}, {torch.backends.cpu.get_cpu_capability()}",
+        "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -35,7 +35,7 @@ def _attention(
     if not output.numel():
         return output, normaliser
     batch, heads, query_length, _ = query.shape
-    sizes = _sizes(query, value)
+    sizes = _sizes("forward", query, value)
     blocks = triton.cdiv(query_length, sizes["BLOCK_QUERIES"])
     splits = _splits(blocks * batch * heads, key.shape[2], query.device)
     target, target_normaliser = output[None], normaliser[None]
@@ -65,7 +65,6 @@ def _attention(
             SPLITS=splits,
             **_options(mask, is_causal, window, dropout_p, query),
             **sizes,
-            num_warps=4 if INTERPRETED or sizes["BLOCK_QUERIES"] < 128 else 8,
         )
         if splits > 1:
             forward.combine_kernel[(query_length, batch * heads)](
@@ -103,16 +102,17 @@ def _attention_backward(
     if not output.numel() or not key.numel():
         return grad_query.zero_(), grad_key.zero_(), grad_value.zero_(), torch.zeros_like(b), torch.zeros_like(n)
     batch, heads, query_length, _ = query.shape
-    sizes = _sizes(query, value)
-    blocks = triton.cdiv(query_length, sizes["BLOCK_QUERIES"])
+    query_sizes, key_sizes = (_sizes(kernel, query, value) for kernel in ("query", "key"))
+    query_blocks = triton.cdiv(query_length, query_sizes["BLOCK_QUERIES"])
+    key_blocks = triton.cdiv(key.shape[2], key_sizes["BLOCK_KEYS"])
     delta = torch.empty_like(normaliser[..., 0])
-    shares = query.new_empty(2, batch, heads, blocks, dtype=torch.float32)
+    shares = query.new_empty(2, batch, heads, query_blocks, dtype=torch.float32)
     inputs = (query, key, value, _mask_data(mask, query), b.contiguous(), n.contiguous(), seed, normaliser)
     numbers = (scale, dropout_p, window, *_lengths(query, key, value))
     strides = (*query.stride(), *key.stride(), *value.stride(), *_mask_strides(mask), *grad_output.stride())
-    options = _options(mask, is_causal, window, dropout_p, query) | sizes
+    options = _options(mask, is_causal, window, dropout_p, query)
     with _device_of(query):
-        backward.delta_kernel[(blocks, batch * heads)](
+        backward.delta_kernel[(query_blocks, batch * heads)](
             output,
             grad_output,
             delta,
@@ -121,13 +121,22 @@ def _attention_backward(
             value.shape[-1],
             *output.stride(),
             *grad_output.stride(),
-            BLOCK_QUERIES=sizes["BLOCK_QUERIES"],
-            BLOCK_VALUE_DIM=sizes["BLOCK_VALUE_DIM"],
+            BLOCK_QUERIES=query_sizes["BLOCK_QUERIES"],
+            BLOCK_VALUE_DIM=query_sizes["BLOCK_VALUE_DIM"],
         )
-        backward.query_kernel[(blocks, batch * heads)](
-            *inputs, grad_output, delta, grad_query, *shares, *numbers, *strides, *grad_query.stride(), **options
+        backward.query_kernel[(query_blocks, batch * heads)](
+            *inputs,
+            grad_output,
+            delta,
+            grad_query,
+            *shares,
+            *numbers,
+            *strides,
+            *grad_query.stride(),
+            **options,
+            **query_sizes,
         )
-        backward.key_kernel[(triton.cdiv(key.shape[2], sizes["BLOCK_KEYS"]), batch * key.shape[1])](
+        backward.key_kernel[(key_blocks, batch * key.shape[1])](
             *inputs,
             grad_output,
             delta,
@@ -138,6 +147,7 @@ def _attention_backward(
             *grad_key.stride(),
             *grad_value.stride(),
             **options,
+            **key_sizes,
         )
     grad_b, grad_n = shares.sum(dim=(1, 3))
     return grad_query, grad_key, grad_value, grad_b, grad_n.clone()
@@ -148,29 +158,33 @@ for _device in DEVICES:
     op.attention_backward.register_kernel(_device)(_attention_backward)
 
 
-def _sizes(query: Tensor, value: Tensor) -> dict[str, int]:
+# (queries, keys, warps) of a block, for half precision and head dimensions up to 128: the largest that ptxas fits into
+# registers for sm_90 with little or no spilling.
+_BLOCKS = {"forward": (128, 64, 8), "query": (64, 32, 4), "key": (32, 64, 4)}
+_SMALL_BLOCKS = (32, 32, 4)
+_INTERPRETED_BLOCKS = (16, 32, 4)
+
+
+def _sizes(kernel: str, query: Tensor, value: Tensor) -> dict[str, int]:
     dim, value_dim = (max(16, triton.next_power_of_2(tensor.shape[-1])) for tensor in (query, value))
-    widest = max(dim, value_dim)
+    queries, keys, warps = _BLOCKS[kernel]
     if INTERPRETED:
-        blocks = (16, 32)
-    elif query.dtype == torch.float32 or widest > 128:
-        blocks = (32, 32) if widest > 128 else (64, 32)
-    else:
-        blocks = (64, 64)
+        queries, keys, warps = _INTERPRETED_BLOCKS
+    elif query.dtype == torch.float32 or max(dim, value_dim) > 128:
+        queries, keys, warps = _SMALL_BLOCKS
     return {
-        "BLOCK_QUERIES": blocks[0],
-        "BLOCK_KEYS": blocks[1],
+        "BLOCK_QUERIES": queries,
+        "BLOCK_KEYS": keys,
         "BLOCK_DIM": dim,
         "BLOCK_VALUE_DIM": value_dim,
+        "num_warps": warps,
     }
 
 
 def _splits(programs: int, key_length: int, device: torch.device) -> int:
     """In how many parts to cut the keys, so that a few queries on a long cache occupy the whole device."""
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    else:
-        processors = 8
+    on_cuda = device.type == "cuda"
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_cuda else 8
     splits = min(processors // max(1, programs), key_length // 256, 32)
     return 1 << max(0, splits.bit_length() - 1)
 
