@@ -24,6 +24,7 @@ def ssa_attention(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     sliding_window: int | None = None,
+    document_ids: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = True,
@@ -45,6 +46,8 @@ def ssa_attention(
             Floating point: added to the scores before the transform, but -inf and the dtype's minimum mask.
         is_causal: let no query see a later key.
         sliding_window: with ``is_causal``, keys that a query sees at most, itself included.
+        document_ids: (batch, length), integers: where sequences pack several documents, the document of each
+            position. A query sees the keys of its own document only; needs query_length = key_length.
         scale: factor on query·key, 1/sqrt(head_dim) by default.
         dropout_p: chance of dropping a normalised weight (applied whenever above 0, as in PyTorch).
         enable_gqa: allow key_heads < query_heads.
@@ -68,6 +71,7 @@ def ssa_attention(
         attn_mask=attn_mask,
         is_causal=is_causal,
         sliding_window=sliding_window,
+        document_ids=document_ids,
         scale=scale,
         dropout_p=dropout_p,
         enable_gqa=enable_gqa,
@@ -86,6 +90,7 @@ def attend(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     sliding_window: int | None = None,
+    document_ids: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = True,
@@ -104,12 +109,20 @@ def attend(
         raise ValueError(f"sliding_window must be at least 1, with is_causal=True; got {sliding_window}.")
     b, n = _per_head(b, "b", query), _per_head(n, "n", query)
     bias, allowed = _split_mask(attn_mask, query, key)
+    _check_documents(document_ids, query, key)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     backend = _choose_backend(backend, query, key, value, bias, return_weights)
     if backend in ("cpu", "triton"):
-        return _fused(query, key, value, b, n, bias, allowed, is_causal, sliding_window, scale, dropout_p), None
+        mask = _fused_mask(bias, allowed)
+        return _fused(query, key, value, b, n, mask, document_ids, is_causal, sliding_window, scale, dropout_p), None
     arguments = dict(
-        bias=bias, allowed=allowed, is_causal=is_causal, window=sliding_window, scale=scale, dropout_p=dropout_p
+        bias=bias,
+        allowed=allowed,
+        is_causal=is_causal,
+        window=sliding_window,
+        documents=None if document_ids is None else (document_ids, document_ids),
+        scale=scale,
+        dropout_p=dropout_p,
     )
     if backend == "blocked":
         return blocked.attention(query, key, value, b, n, **arguments), None  # type: ignore[arg-type]
@@ -182,25 +195,27 @@ def _warn_once(reason: str) -> None:
     logger.warning("SSA attention falls back to blocked PyTorch, which is slower: %s", reason)
 
 
+def _fused_mask(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
+    mask = allowed
+    if bias is not None and allowed is not None:
+        mask = bias.to(torch.float32).masked_fill(~allowed, float("-inf"))
+    return mask if mask is None else mask[(None,) * (4 - mask.dim())]
+
+
 def _fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     b: Tensor,
     n: Tensor,
-    bias: Tensor | None,
-    allowed: Tensor | None,
+    mask: Tensor | None,
+    documents: Tensor | None,
     is_causal: bool,
     window: int | None,
     scale: float,
     dropout_p: float,
 ) -> Tensor:
     dtype = value.dtype if query.dtype == key.dtype == value.dtype else torch.float32
-    mask = allowed
-    if bias is not None and allowed is not None:
-        mask = bias.to(torch.float32).masked_fill(~allowed, float("-inf"))
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
     # The seed comes from PyTorch's generator: torch.manual_seed repeats it, and checkpointing restores it.
     if dropout_p > 0:
         seed = torch.randint(2**62, (), device=query.device)
@@ -213,6 +228,7 @@ def _fused(
         b.to(torch.float32),
         n.to(torch.float32),
         mask,
+        None if documents is None else documents.to(torch.int32).contiguous(),
         seed,
         is_causal,
         window or 0,
@@ -237,6 +253,18 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(f"The number of key heads must divide that of query heads: {shapes}.")
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"Fewer key heads than query heads need enable_gqa=True: {shapes}.")
+
+
+def _check_documents(documents: Tensor | None, query: Tensor, key: Tensor) -> None:
+    if documents is None:
+        return
+    if documents.shape != (query.shape[0], query.shape[2]) or query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"document_ids must be (batch, length) with as many queries as keys, got {tuple(documents.shape)} "
+            f"for {query.shape[2]} queries and {key.shape[2]} keys."
+        )
+    if documents.is_floating_point() or documents.dtype == torch.bool:
+        raise ValueError(f"document_ids must be integers, got {documents.dtype}.")
 
 
 def _per_head(parameter: Tensor | float, name: str, query: Tensor) -> Tensor:

@@ -120,6 +120,26 @@ def test_mask_and_causal_combine(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_packed_documents(backend, is_causal, masked):
+    """A query sees its own document only, with causality and a mask on top; ids need not be in order."""
+    lengths = torch.tensor([[5, 20, 1, 14], [30, 2, 3, 5]])
+    ids = torch.stack([torch.tensor([7, 3, 9, 3]).repeat_interleave(row) for row in lengths])
+    same = (ids[:, :, None] == ids[:, None, :])[:, None]
+    mask = torch.rand(1, 4, 40, 40, generator=torch.Generator().manual_seed(2)) > 0.2 if masked else None
+    check(
+        make(q_len=40, k_len=40),
+        1e-6,
+        backend,
+        document_ids=ids,
+        attn_mask=mask,
+        is_causal=is_causal,
+        oracle_arguments=dict(allowed=same if mask is None else same & mask, is_causal=is_causal),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_masked_keys_have_no_weight_and_no_gradient(backend, dtype):
     query, key, value, b, n = make(dtype=dtype, spread=20.0)
@@ -306,6 +326,8 @@ def test_scalar_b_and_n():
         (dict(n=torch.ones(4, 1)), "n must be one value or 4"),
         (dict(attn_mask=torch.ones(3, 7, dtype=torch.bool)), "does not broadcast"),
         (dict(attn_mask=torch.ones(7, 7, dtype=torch.long)), "boolean"),
+        (dict(document_ids=torch.zeros(2, 6, dtype=torch.long)), "document_ids must be"),
+        (dict(document_ids=torch.zeros(2, 7)), "must be integers"),
         (dict(dropout_p=1.0), "dropout_p"),
         (dict(backend="flash"), "Unknown backend"),
     ],

@@ -1,5 +1,6 @@
 """What the fused CPU kernel must do beyond the battery of test_attention.py."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ssa_hf.cli
-from ssa_hf.kernels import blocked, op
+from ssa_hf.kernels import blocked, cpu, op
 from tests.conftest import tiny_model
 from tests.oracle import oracle, relative_rms
 from tests.test_attention import check, make, outputs_and_gradients
@@ -83,6 +84,20 @@ def test_several_blocks(shape, is_causal):
     check(make(**shape), 1e-6, "cpu", is_causal=is_causal)
 
 
+def test_packed_documents_over_several_blocks():
+    ids = torch.arange(300).repeat(2, 1) // 110
+    same = (ids[:, :, None] == ids[:, None, :])[:, None]
+    for causal in (False, True):
+        check(
+            make(q_len=300, k_len=300),
+            1e-6,
+            "cpu",
+            document_ids=ids,
+            is_causal=causal,
+            oracle_arguments=dict(allowed=same, is_causal=causal),
+        )
+
+
 @pytest.mark.parametrize("dim", [1, 7, 96, 128, 200, 256])
 def test_head_dimensions(dim):
     check(make(batch=1, q_len=70, k_len=70, dim=dim, value_dim=257 - dim, spread=0.7), 1e-6, "cpu", is_causal=True)
@@ -136,11 +151,11 @@ def test_dropout_against_the_oracle():
     seed = torch.tensor(12345)
     options = (True, 0, 8**-0.5, 0.3)
     identity = torch.eye(70).expand(2, 2, 70, 70)
-    keep = op.attention(query, key, identity, b, n, None, seed, *options)[0] != 0
+    keep = op.attention(query, key, identity, b, n, None, None, seed, *options)[0] != 0
     seen = torch.ones(50, 70, dtype=torch.bool).tril(20).expand(2, 4, 50, 70)
     assert keep[seen].float().mean().item() == pytest.approx(0.7, abs=0.02)
     actual, actual_grads = outputs_and_gradients(
-        lambda *leaves: op.attention(*leaves, None, seed, *options)[0], (query, key, value, b, n)
+        lambda *leaves: op.attention(*leaves, None, None, seed, *options)[0], (query, key, value, b, n)
     )
     expected, expected_grads = outputs_and_gradients(
         lambda *leaves: oracle(*leaves, is_causal=True, keep=keep, dropout_p=0.3),
@@ -154,7 +169,7 @@ def test_dropout_against_the_oracle():
 def test_dropout_is_independent_between_rows_heads_and_seeds():
     query, key = torch.zeros(2, 4, 64, 8), torch.zeros(2, 4, 64, 8)
     identity = torch.eye(64).expand(2, 4, 64, 64)
-    options = (None, torch.tensor(1), False, 0, 1.0, 0.5)
+    options = (None, None, torch.tensor(1), False, 0, 1.0, 0.5)
     one = torch.ones(4)
     kept = (op.attention(query, key, identity, one, one, *options)[0] != 0).reshape(-1, 64).float() * 2 - 1
     correlation = (kept @ kept.T / 64)[~torch.eye(512, dtype=torch.bool)]
@@ -215,7 +230,7 @@ def test_operator_contract():
     query, key, value, b, n = make()
     mask = torch.rand(2, 1, 7, 7) > 0.3
     for given in (None, mask):
-        arguments = (query, key, value, b, n, given, torch.tensor(1), True, 0, 0.3, 0.2)
+        arguments = (query, key, value, b, n, given, None, torch.tensor(1), True, 0, 0.3, 0.2)
         torch.library.opcheck(op.attention, arguments)
 
 
@@ -274,6 +289,12 @@ def test_blocked_fallback_in_several_blocks(monkeypatch):
                 is_causal=causal,
                 oracle_arguments=dict(allowed=mask, is_causal=causal),
             )
+    ids = torch.arange(31).repeat(2, 1) // 9
+    square = make(q_len=31, k_len=31)
+    same = (ids[:, :, None] == ids[:, None, :])[:, None]
+    check(
+        square, 1e-6, "blocked", document_ids=ids, is_causal=True, oracle_arguments=dict(allowed=same, is_causal=True)
+    )
     window = torch.ones(31, 20, dtype=torch.bool).tril(-11) & torch.ones(31, 20, dtype=torch.bool).triu(-13)
     check(inputs, 1e-6, "blocked", is_causal=True, sliding_window=3, oracle_arguments=dict(allowed=window))
 
@@ -352,6 +373,12 @@ def test_without_a_working_compiler_auto_falls_back_and_says_so_once(compiler, m
     assert process.stderr.count("falls back to blocked PyTorch") == 1
     assert message in process.stdout
     assert "Backend 'cpu' can't run" in process.stdout
+
+
+def test_python_and_cpp_agree_on_the_problem():
+    assert cpu.load().ssa_problem_size() == ctypes.sizeof(cpu._Problem)
+    with pytest.raises(AttributeError):
+        cpu._Problem().querry = 1
 
 
 def test_build_command(tmp_path, capsys):

@@ -60,11 +60,11 @@ def test_dropout_against_the_oracle(is_causal):
     seed = torch.tensor(12345)
     options = (is_causal, 0, 8**-0.5, 0.3)
     ssa_hf.ssa_attention(query, key, value, b, n, backend="triton")  # registers the interpreter
-    keep = op.attention(query, key, torch.eye(50).expand(1, 2, 50, 50), b, n, None, seed, *options)[0] != 0
+    keep = op.attention(query, key, torch.eye(50).expand(1, 2, 50, 50), b, n, None, None, seed, *options)[0] != 0
     seen = torch.ones(40, 50, dtype=torch.bool).tril(10 if is_causal else 50).expand(1, 4, 40, 50)
     assert keep[seen].float().mean().item() == pytest.approx(0.7, abs=0.02)
     actual, actual_grads = outputs_and_gradients(
-        lambda *leaves: op.attention(*leaves, None, seed, *options)[0], (query, key, value, b, n)
+        lambda *leaves: op.attention(*leaves, None, None, seed, *options)[0], (query, key, value, b, n)
     )
     expected, expected_grads = outputs_and_gradients(
         lambda *leaves: oracle(*leaves, is_causal=is_causal, keep=keep, dropout_p=0.3),

@@ -23,6 +23,7 @@ def attention(
     allowed: Tensor | None,
     is_causal: bool,
     window: int | None,
+    documents: tuple[Tensor, Tensor] | None,
     scale: float,
     dropout_p: float,
 ) -> Tensor:
@@ -38,7 +39,7 @@ def attention(
         reference.attention, is_causal=is_causal, window=window, scale=scale, dropout_p=dropout_p
     )
     if size >= query_length:
-        return attend(query, key, value, b, n, bias=bias, allowed=allowed)[0]
+        return attend(query, key, value, b, n, bias=bias, allowed=allowed, documents=documents)[0]
 
     def rows_of(mask: Tensor | None, start: int, stop: int, first: int, last: int) -> Tensor | None:
         if mask is None:
@@ -53,12 +54,21 @@ def attention(
         last = min(max(stop + offset, 0), key_length) if is_causal else key_length
         first = min(max(start + offset + 1 - window, 0), last) if window is not None else 0
 
+        ids = None if documents is None else (documents[0][:, start:stop], documents[1][:, first:last])
+
         def block(
-            query: Tensor, key: Tensor, value: Tensor, b: Tensor, n: Tensor, bias: Tensor | None, allowed: Tensor | None
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            b: Tensor,
+            n: Tensor,
+            bias: Tensor | None,
+            allowed: Tensor | None,
+            ids: tuple[Tensor, Tensor] | None,
         ) -> Tensor:
-            return attend(query, key, value, b, n, bias=bias, allowed=allowed)[0]
+            return attend(query, key, value, b, n, bias=bias, allowed=allowed, documents=ids)[0]
 
         masks = (rows_of(mask, start, stop, first, last) for mask in (bias, allowed))
-        inputs = (query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last], b, n, *masks)
+        inputs = (query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last], b, n, *masks, ids)
         outputs.append(checkpoint(block, *inputs, use_reentrant=False))
     return torch.cat(outputs, dim=2)

@@ -20,6 +20,7 @@ def attention(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     is_causal: bool,
     window: int,
@@ -36,6 +37,8 @@ def attention(
         n: (query_heads,), float32.
         mask: 4-D with sizes 1 where it is broadcast; boolean (True = attend), or float32: added to the scores,
             -inf masks. It gets no gradient.
+        documents: (batch, length), int32: the document of each position; a query sees the keys of its own document
+            only. query_length must equal key_length.
         seed: int64 scalar on the device, the seed of dropout.
         is_causal: hide later keys, aligned bottom-right.
         window: keys that a query sees at most, itself included, counted backwards from it; 0 is no limit.
@@ -59,6 +62,7 @@ def attention_backward(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     output: Tensor,
     normaliser: Tensor,
@@ -90,16 +94,16 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.options = inputs[:7], inputs[7:]
+    tensors, ctx.options = inputs[:8], inputs[8:]
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_output: Tensor | None, _grad_normaliser: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad_output is None:
-        return (None,) * 11
+        return (None,) * 12
     gradients = attention_backward(grad_output, *ctx.saved_tensors, *ctx.options)
-    return (*gradients, *(None,) * 6)
+    return (*gradients, *(None,) * 7)
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)

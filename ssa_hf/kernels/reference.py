@@ -20,6 +20,7 @@ def attention(
     allowed: Tensor | None,
     is_causal: bool,
     window: int | None,
+    documents: tuple[Tensor, Tensor] | None,
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
@@ -35,6 +36,8 @@ def attention(
         allowed: True where a query may attend to a key, broadcastable likewise.
         is_causal: hide later keys, aligned bottom-right: the last query sees every key.
         window: with ``is_causal``, keys that a query sees at most, itself included.
+        documents: ids of each query's and of each key's document, (batch, query_length) and (batch, key_length);
+            a query sees the keys of its own document only.
         scale: factor on query·key.
         dropout_p: chance of dropping a normalised weight.
 
@@ -51,6 +54,9 @@ def attention(
         if bias is not None:
             scores = scores + bias.to(dtype)
         logits = ssa_logits(scores, b.to(dtype).view(-1, 1, 1), n.to(dtype).view(-1, 1, 1))
+        if documents is not None:
+            same = (documents[0][:, :, None] == documents[1][:, None, :])[:, None]
+            allowed = same if allowed is None else allowed & same
         if is_causal:
             causal = causal_mask(query.shape[-2], key.shape[-2], window, query.device)
             allowed = causal if allowed is None else allowed & causal

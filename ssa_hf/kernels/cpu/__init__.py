@@ -25,6 +25,7 @@ class _Tensor4(ctypes.Structure):
 class _Problem(ctypes.Structure):
     """Mirrors ssa::Problem in problem.h."""
 
+    __slots__ = ()  # a misspelt field is an error
     _fields_ = (
         *((name, ctypes.c_int64) for name in ["batch", "heads", "groups", "q_len", "k_len", "dim", "value_dim"]),
         *((name, ctypes.c_int64) for name in ["dtype", "causal", "window", "splits", "seed"]),
@@ -32,7 +33,7 @@ class _Problem(ctypes.Structure):
         *((name, _Tensor4) for name in ["query", "key", "value", "mask", "output"]),
         *((name, _Tensor4) for name in ["grad_output", "grad_query", "grad_key", "grad_value"]),
         ("mask_kind", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ["b", "n", "normaliser", "grad_b", "grad_n"]),
+        *((name, ctypes.c_void_p) for name in ["b", "n", "documents", "normaliser", "grad_b", "grad_n"]),
     )
 
 
@@ -44,6 +45,7 @@ def _attention(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     is_causal: bool,
     window: int,
@@ -54,7 +56,9 @@ def _attention(
     output = op.like_model_layout(query, value.shape[-1])
     normaliser = query.new_empty((*query.shape[:3], 2), dtype=torch.float32)
     b, n = b.contiguous(), n.contiguous()
-    problem = _problem(query, key, value, b, n, mask, seed, is_causal, window, scale, dropout_p, output, normaliser)
+    problem = _problem(
+        query, key, value, b, n, mask, documents, seed, is_causal, window, scale, dropout_p, output, normaliser
+    )
     if output.numel():
         library.ssa_forward(ctypes.byref(problem))
     return output, normaliser
@@ -69,6 +73,7 @@ def _attention_backward(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     output: Tensor,
     normaliser: Tensor,
@@ -79,7 +84,9 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     library = load()
     b, n = b.contiguous(), n.contiguous()
-    problem = _problem(query, key, value, b, n, mask, seed, is_causal, window, scale, dropout_p, output, normaliser)
+    problem = _problem(
+        query, key, value, b, n, mask, documents, seed, is_causal, window, scale, dropout_p, output, normaliser
+    )
     gradients = [op.like_model_layout(tensor) for tensor in (query, key, value)]
     problem.grad_output = _tensor4(grad_output)
     problem.grad_query, problem.grad_key, problem.grad_value = (_tensor4(gradient) for gradient in gradients)
@@ -100,6 +107,7 @@ def _problem(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     is_causal: bool,
     window: int,
@@ -118,6 +126,8 @@ def _problem(
     problem.query, problem.key, problem.value = _tensor4(query), _tensor4(key), _tensor4(value)
     problem.output, problem.normaliser = _tensor4(output), normaliser.data_ptr()
     problem.b, problem.n = b.data_ptr(), n.data_ptr()
+    if documents is not None:
+        problem.documents = documents.data_ptr()
     if mask is not None:
         problem.mask, problem.mask_kind = _tensor4(mask), 1 if mask.dtype == torch.bool else 2
     return problem

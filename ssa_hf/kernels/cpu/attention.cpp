@@ -24,6 +24,8 @@ void run_tasks(const Problem& p, Run run) {
 
 }  // namespace
 
+extern "C" int64_t ssa_problem_size() { return sizeof(Problem); }
+
 extern "C" void ssa_forward(const Problem* p) {
   run_tasks<Forward>(*p, [](Forward& worker, Task task, int64_t) { worker.run(task); });
 }

@@ -91,14 +91,15 @@ struct Visible {
 
 enum class Mask { kNothingSeen, kAllSeen, kMixed };
 
-// The explicit mask of a block of queries and keys as summands of the scores, -inf where masked.
+// The explicit mask of a block of queries and keys, and their documents, as summands of the scores, -inf where masked.
 class MaskBlock {
  public:
   MaskBlock(int64_t rows, int64_t width) : values_(rows * width), width_(width) {}
 
   Mask read(const Problem& p, int64_t batch, int64_t head, int64_t query, int64_t rows, int64_t key, int64_t columns) {
+    if (!p.mask_kind && !p.documents) return Mask::kAllSeen;
     const Tensor4& m = p.mask;
-    step_ = m.stride[2] ? width_ : 0;
+    step_ = m.stride[2] || p.documents ? width_ : 0;
     const int64_t offset = batch * m.stride[0] + head * m.stride[1] + query * m.stride[2] + key * m.stride[3];
     bool any_seen = false, any_changed = false;
     for (int64_t i = 0; i < (step_ ? rows : 1); ++i) {
@@ -107,9 +108,15 @@ class MaskBlock {
       if (p.mask_kind == kBoolean) {
         const uint8_t* seen = static_cast<const uint8_t*>(m.data) + from;
         for (int64_t j = 0; j < columns; ++j) to[j] = seen[j * m.stride[3]] ? 0.0f : -kInfinity;
-      } else {
+      } else if (p.mask_kind == kAdditive) {
         const float* bias = static_cast<const float*>(m.data) + from;
         for (int64_t j = 0; j < columns; ++j) to[j] = bias[j * m.stride[3]];
+      } else {
+        std::fill_n(to, columns, 0.0f);
+      }
+      if (p.documents) {
+        const int32_t *ids = p.documents + batch * p.k_len, own = ids[query + i];
+        for (int64_t j = 0; j < columns; ++j) to[j] = ids[key + j] == own ? to[j] : -kInfinity;
       }
       for (int64_t j = 0; j < columns; ++j) {
         any_seen |= to[j] != -kInfinity;

@@ -113,8 +113,7 @@ class Forward {
     const int64_t end = visible_.high(query + rows - 1);
     for (int64_t key = visible_.low(query) / size_.keys * size_.keys; key < end; key += size_.keys) {
       const int64_t columns = std::min(size_.keys, end - key);
-      Mask mask = Mask::kAllSeen;
-      if (p_.mask_kind) mask = mask_.read(p_, task.batch, head, query, rows, key, columns);
+      const Mask mask = mask_.read(p_, task.batch, head, query, rows, key, columns);
       if (mask == Mask::kNothingSeen) continue;
       const int64_t block = key / size_.keys;
       if (!packed_[block]) {

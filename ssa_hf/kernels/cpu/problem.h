@@ -35,6 +35,7 @@ struct Problem {
   Tensor4 query, key, value, mask, output, grad_output, grad_query, grad_key, grad_value;
   int64_t mask_kind;            // a boolean mask is uint8, an additive one float32 with -inf where it masks
   const float *b, *n;           // (heads)
+  const int32_t* documents;     // (batch, k_len), or null: each position's document, which its query sees alone
   float* normaliser;            // (batch, heads, q_len, 2): a normalised weight is 2^(g - [0]) * [1]
   double *grad_b, *grad_n;      // (batch, splits, heads): summands
 };

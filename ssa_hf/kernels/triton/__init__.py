@@ -24,6 +24,7 @@ def _attention(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     is_causal: bool,
     window: int,
@@ -48,6 +49,7 @@ def _attention(
             key,
             value,
             _mask_data(mask, query),
+            query if documents is None else documents,  # not read if None
             b.contiguous(),
             n.contiguous(),
             seed,
@@ -63,7 +65,7 @@ def _attention(
             *_mask_strides(mask),
             *target.stride(),
             SPLITS=splits,
-            **_options(mask, is_causal, window, dropout_p, query),
+            **_options(mask, documents, is_causal, window, dropout_p, query),
             **sizes,
         )
         if splits > 1:
@@ -90,6 +92,7 @@ def _attention_backward(
     b: Tensor,
     n: Tensor,
     mask: Tensor | None,
+    documents: Tensor | None,
     seed: Tensor,
     output: Tensor,
     normaliser: Tensor,
@@ -107,10 +110,11 @@ def _attention_backward(
     key_blocks = triton.cdiv(key.shape[2], key_sizes["BLOCK_KEYS"])
     delta = torch.empty_like(normaliser[..., 0])
     shares = query.new_empty(2, batch, heads, query_blocks, dtype=torch.float32)
-    inputs = (query, key, value, _mask_data(mask, query), b.contiguous(), n.contiguous(), seed, normaliser)
+    ids = query if documents is None else documents  # not read if None
+    inputs = (query, key, value, _mask_data(mask, query), ids, b.contiguous(), n.contiguous(), seed, normaliser)
     numbers = (scale, dropout_p, window, *_lengths(query, key, value))
     strides = (*query.stride(), *key.stride(), *value.stride(), *_mask_strides(mask), *grad_output.stride())
-    options = _options(mask, is_causal, window, dropout_p, query)
+    options = _options(mask, documents, is_causal, window, dropout_p, query)
     with _device_of(query):
         backward.delta_kernel[(query_blocks, batch * heads)](
             output,
@@ -207,12 +211,13 @@ def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
 
 
 def _options(
-    mask: Tensor | None, is_causal: bool, window: int, dropout_p: float, query: Tensor
+    mask: Tensor | None, documents: Tensor | None, is_causal: bool, window: int, dropout_p: float, query: Tensor
 ) -> dict[str, bool | int | str]:
     return {
         "CAUSAL": is_causal,
         "WINDOW": window > 0,
         "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+        "DOCUMENTS": documents is not None,
         "DROPOUT": dropout_p > 0,
         # float32 means float32, as in the other backends: TF32 keeps 10 bits of a score. The interpreter knows no
         # products of bfloat16.

@@ -54,6 +54,7 @@ def _gradients(
     n,
     scale,
     mask,
+    documents,
     seed,
     head,
     queries,
@@ -67,6 +68,7 @@ def _gradients(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BOUNDARY: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -76,7 +78,7 @@ def _gradients(
     x = dot(q, tl.trans(k), PRECISION) * scale
     if BOUNDARY:
         seen = visible(queries, keys, query_length, key_length, CAUSAL, window, WINDOW)
-        x, seen = apply_mask(x, seen, mask, queries, keys, stride_mq, stride_mk, MASK)
+        x, seen = apply_mask(x, seen, mask, documents, queries, keys, key_length, stride_mq, stride_mk, MASK, DOCUMENTS)
     g, inverse = ssa_logits(x, b, n, FAST)
     weight = tl.exp2(g - shift[:, None]) * normalise[:, None]
     if BOUNDARY:
@@ -106,6 +108,7 @@ def _query_block(
     key,
     value,
     mask,
+    documents,
     seed,
     head,
     queries,
@@ -124,6 +127,7 @@ def _query_block(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BOUNDARY: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -149,8 +153,9 @@ def _query_block(
         other=0.0,
     )
     _, weight, dg, dx, g, c = _gradients(
-        q, k, v, grad, shift, normalise, delta, b, n, scale, mask, seed, head, queries, keys, query_length,
-        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, BOUNDARY, PRECISION, FAST,
+        q, k, v, grad, shift, normalise, delta, b, n, scale, mask, documents, seed, head, queries, keys, query_length,
+        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, BOUNDARY,
+        PRECISION, FAST,
     )  # fmt: skip
     dq += dot(dx.to(k.dtype), k, PRECISION)
     dg_sum += tl.sum(dg, 1)
@@ -167,6 +172,7 @@ def query_kernel(
     key,
     value,
     mask,
+    documents,
     b,
     n,
     seed,
@@ -212,6 +218,7 @@ def query_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -234,6 +241,7 @@ def query_kernel(
     key += batch * stride_kb + head // group_size * stride_kh
     value += batch * stride_vb + head // group_size * stride_vh
     mask += batch * stride_mb + head * stride_mh
+    documents += batch * key_length
     grad_output += batch * stride_gb + head * stride_gh
     grad_query += batch * stride_dqb + head * stride_dqh
     row_64 = batch_head.to(tl.int64) * query_length
@@ -262,28 +270,28 @@ def query_kernel(
     low, high, full_low, full_high = key_range(
         first_query, BLOCK_QUERIES, query_length, key_length, CAUSAL, window, WINDOW, BLOCK_KEYS
     )
-    if MASK:
+    if MASK or DOCUMENTS:
         full_high = full_low
     for first_key in range(low, tl.minimum(full_low, high), BLOCK_KEYS):
         sums = _query_block(
-            first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, seed, batch_head,
-            queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd,
-            stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM,
-            BLOCK_VALUE_DIM, PRECISION, FAST,
+            first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, documents, seed,
+            batch_head, queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl,
+            stride_vd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, True,
+            BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_low, full_high, BLOCK_KEYS):
         sums = _query_block(
-            first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, seed, batch_head,
-            queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd,
-            stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, False, BLOCK_KEYS, BLOCK_DIM,
-            BLOCK_VALUE_DIM, PRECISION, FAST,
+            first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, documents, seed,
+            batch_head, queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl,
+            stride_vd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, False,
+            BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_high, high, BLOCK_KEYS):
         sums = _query_block(
-            first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, seed, batch_head,
-            queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd,
-            stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM,
-            BLOCK_VALUE_DIM, PRECISION, FAST,
+            first_key, sums, q, grad, shift, normalise, row_delta, b, n, scale, key, value, mask, documents, seed,
+            batch_head, queries, query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl,
+            stride_vd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, True,
+            BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
 
     dq, dg_sum, dg_g, dg_c, mean_g, mean_c = sums
@@ -313,6 +321,7 @@ def _key_block(
     normaliser,
     delta,
     mask,
+    documents,
     seed,
     head,
     keys,
@@ -331,6 +340,7 @@ def _key_block(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BOUNDARY: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
@@ -362,8 +372,9 @@ def _key_block(
     normalise = tl.load(normaliser + queries * 2 + 1, mask=in_range, other=0.0)
     row_delta = tl.load(delta + queries, mask=in_range, other=0.0)
     dropped, _, _, dx, _, _ = _gradients(
-        q, k, v, grad, shift, normalise, row_delta, b, n, scale, mask, seed, head, queries, keys, query_length,
-        key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, BOUNDARY, PRECISION, FAST,
+        q, k, v, grad, shift, normalise, row_delta, b, n, scale, mask, documents, seed, head, queries, keys,
+        query_length, key_length, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT,
+        BOUNDARY, PRECISION, FAST,
     )  # fmt: skip
     dv += dot(tl.trans(dropped.to(grad.dtype)), grad, PRECISION)
     dk += dot(tl.trans(dx.to(q.dtype)), q, PRECISION)
@@ -376,6 +387,7 @@ def key_kernel(
     key,
     value,
     mask,
+    documents,
     b,
     n,
     seed,
@@ -424,6 +436,7 @@ def key_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -467,7 +480,7 @@ def key_kernel(
         high = tl.minimum(high, tl.maximum(0, position + BLOCK_KEYS - 1 + window))
         full_high = tl.minimum(full_high, tl.maximum(0, position + window) // BLOCK_QUERIES * BLOCK_QUERIES)
     full_high = tl.maximum(full_high, full_low)
-    if MASK:
+    if MASK or DOCUMENTS:
         full_high = full_low
 
     for member in range(group_size):
@@ -478,28 +491,29 @@ def key_kernel(
         q_head = query + batch * stride_qb + head * stride_qh
         grad_head = grad_output + batch * stride_gb + head * stride_gh
         mask_head = mask + batch * stride_mb + head * stride_mh
+        documents_head = documents + batch * key_length
         normaliser_head = normaliser + batch_head * query_length * 2
         delta_head = delta + batch_head * query_length
         for first_query in range(low, tl.minimum(full_low, high), BLOCK_QUERIES):
             dk, dv = _key_block(
                 first_query, dk, dv, k, v, head_b, head_n, scale, q_head, grad_head, normaliser_head, delta_head,
-                mask_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim, value_dim,
-                stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW,
-                MASK, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
+                mask_head, documents_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim,
+                value_dim, stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL,
+                WINDOW, MASK, DOCUMENTS, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
             )  # fmt: skip
         for first_query in range(full_low, tl.minimum(full_high, high), BLOCK_QUERIES):
             dk, dv = _key_block(
                 first_query, dk, dv, k, v, head_b, head_n, scale, q_head, grad_head, normaliser_head, delta_head,
-                mask_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim, value_dim,
-                stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW,
-                MASK, DROPOUT, False, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
+                mask_head, documents_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim,
+                value_dim, stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL,
+                WINDOW, MASK, DOCUMENTS, DROPOUT, False, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
             )  # fmt: skip
         for first_query in range(full_high, high, BLOCK_QUERIES):
             dk, dv = _key_block(
                 first_query, dk, dv, k, v, head_b, head_n, scale, q_head, grad_head, normaliser_head, delta_head,
-                mask_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim, value_dim,
-                stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL, WINDOW,
-                MASK, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
+                mask_head, documents_head, seed, batch_head.to(tl.int32), keys, query_length, key_length, head_dim,
+                value_dim, stride_ql, stride_qd, stride_gl, stride_gd, stride_mq, stride_mk, window, dropout_p, CAUSAL,
+                WINDOW, MASK, DOCUMENTS, DROPOUT, True, BLOCK_QUERIES, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
             )  # fmt: skip
 
     grad_key += batch * stride_dkb + group * stride_dkh

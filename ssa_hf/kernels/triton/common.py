@@ -44,15 +44,33 @@ def visible(queries, keys, query_length, key_length, CAUSAL: tl.constexpr, windo
 
 
 @triton.jit
-def apply_mask(x, seen, mask, queries, keys, stride_query, stride_key, MASK: tl.constexpr):
-    """Heed an explicit mask: MASK is 0 for none, 1 for boolean (uint8), 2 for additive (float32, -inf masks)."""
+def apply_mask(
+    x,
+    seen,
+    mask,
+    documents,
+    queries,
+    keys,
+    length,
+    stride_query,
+    stride_key,
+    MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+):
+    """Heed documents (ids of the ``length`` positions) and an explicit mask.
+
+    MASK is 0 for none, 1 for boolean (uint8), 2 for additive (float32, -inf masks).
+    """
+    if DOCUMENTS:
+        own = tl.load(documents + queries, mask=queries < length, other=-1)
+        others = tl.load(documents + keys, mask=keys < length, other=-1)
+        seen = seen & (own[:, None] == others[None, :])
+    if MASK:
+        mask = mask + queries[:, None].to(tl.int64) * stride_query + keys[None, :].to(tl.int64) * stride_key
     if MASK == 1:
-        allowed = tl.load(mask + queries[:, None] * stride_query + keys[None, :] * stride_key, mask=seen, other=0)
-        seen = seen & (allowed != 0)
+        seen = seen & (tl.load(mask, mask=seen, other=0) != 0)
     if MASK == 2:
-        bias = tl.load(
-            mask + queries[:, None] * stride_query + keys[None, :] * stride_key, mask=seen, other=float("-inf")
-        )
+        bias = tl.load(mask, mask=seen, other=float("-inf"))
         seen = seen & (bias != float("-inf"))
         x = tl.where(seen, x + bias, 0.0)
     return x, seen

@@ -19,6 +19,7 @@ def _block(
     key,
     value,
     mask,
+    documents,
     seed,
     head,
     queries,
@@ -37,6 +38,7 @@ def _block(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BOUNDARY: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -58,7 +60,7 @@ def _block(
     x = dot(q, k, PRECISION) * scale
     if BOUNDARY:
         seen = visible(queries, keys, query_length, key_length, CAUSAL, window, WINDOW)
-        x, seen = apply_mask(x, seen, mask, queries, keys, stride_mq, stride_mk, MASK)
+        x, seen = apply_mask(x, seen, mask, documents, queries, keys, key_length, stride_mq, stride_mk, MASK, DOCUMENTS)
     g, _ = ssa_logits(x, b, n, FAST)
     if BOUNDARY:
         g = tl.where(seen, g, float("-inf"))
@@ -85,6 +87,7 @@ def forward_kernel(
     key,
     value,
     mask,
+    documents,
     b,
     n,
     seed,
@@ -124,6 +127,7 @@ def forward_kernel(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     MASK: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -146,6 +150,7 @@ def forward_kernel(
     key += batch * stride_kb + head // group_size * stride_kh
     value += batch * stride_vb + head // group_size * stride_vh
     mask += batch * stride_mb + head * stride_mh
+    documents += batch * key_length
     output += split.to(tl.int64) * stride_os + batch * stride_ob + head * stride_oh
     normaliser += (split.to(tl.int64) * tl.num_programs(1) + batch_head) * query_length * 2
     b = tl.load(b + head)
@@ -168,7 +173,7 @@ def forward_kernel(
     low, high, full_low, full_high = key_range(
         first_query, BLOCK_QUERIES, query_length, key_length, CAUSAL, window, WINDOW, BLOCK_KEYS
     )
-    if MASK:
+    if MASK or DOCUMENTS:
         full_high = full_low
     if SPLITS > 1:
         part = tl.cdiv(tl.cdiv(high - low, BLOCK_KEYS), SPLITS) * BLOCK_KEYS
@@ -179,21 +184,24 @@ def forward_kernel(
     # Blocks before, among and after those that every query sees whole: only the middle ones need no mask work.
     for first_key in range(low, tl.minimum(full_low, high), BLOCK_KEYS):
         acc, top, total = _block(
-            first_key, q, acc, top, total, b, n, scale, key, value, mask, seed, batch_head, queries, query_length,
-            key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq, stride_mk, window,
-            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
+            first_key, q, acc, top, total, b, n, scale, key, value, mask, documents, seed, batch_head, queries,
+            query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq,
+            stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM,
+            BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_low, full_high, BLOCK_KEYS):
         acc, top, total = _block(
-            first_key, q, acc, top, total, b, n, scale, key, value, mask, seed, batch_head, queries, query_length,
-            key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq, stride_mk, window,
-            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, False, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
+            first_key, q, acc, top, total, b, n, scale, key, value, mask, documents, seed, batch_head, queries,
+            query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq,
+            stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, False, BLOCK_KEYS, BLOCK_DIM,
+            BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
     for first_key in range(full_high, high, BLOCK_KEYS):
         acc, top, total = _block(
-            first_key, q, acc, top, total, b, n, scale, key, value, mask, seed, batch_head, queries, query_length,
-            key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq, stride_mk, window,
-            dropout_p, CAUSAL, WINDOW, MASK, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE_DIM, PRECISION, FAST,
+            first_key, q, acc, top, total, b, n, scale, key, value, mask, documents, seed, batch_head, queries,
+            query_length, key_length, head_dim, value_dim, stride_kl, stride_kd, stride_vl, stride_vd, stride_mq,
+            stride_mk, window, dropout_p, CAUSAL, WINDOW, MASK, DOCUMENTS, DROPOUT, True, BLOCK_KEYS, BLOCK_DIM,
+            BLOCK_VALUE_DIM, PRECISION, FAST,
         )  # fmt: skip
 
     factor = tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
