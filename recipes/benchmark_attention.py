@@ -7,6 +7,7 @@ commit and percentiles) and draws them over the sequence length.
 
 import argparse
 import functools
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ssa_hf
@@ -51,6 +53,12 @@ class Case:
     train: bool = False
 
     @property
+    def flops(self) -> float:
+        """Floating-point operations of the matrix products: two forward, five more backward, half if causal."""
+        forward = 4.0 * self.batch * self.heads * self.q_len * (self.k_len or self.q_len) * self.dim
+        return forward * (3.5 if self.train else 1.0) * (0.5 if self.causal and self.q_len > 1 else 1.0)
+
+    @property
     def title(self) -> str:
         """Name, sizes, type and passes."""
         sizes = f"({self.batch},{self.heads},{self.q_len},{self.dim})"
@@ -58,8 +66,16 @@ class Case:
         return f"{self.name} {sizes} {str(self.dtype).removeprefix('torch.')} {passes}"
 
 
-def cases() -> list[Case]:
+def cases(device: str) -> list[Case]:
     """Return the shapes that the project's claims are about."""
+    if device == "cuda":
+        # 16,384 tokens and a width of 2,048 throughout.
+        return [
+            Case("decoder", 16384 // length, 2048 // dim, length, dim, dtype=torch.bfloat16, train=train)
+            for dim in (32, 64, 128)
+            for length in (512, 2048, 8192, 16384)
+            for train in (False, True)
+        ] + [Case("decode", batch=8, heads=32, q_len=1, k_len=16384, dim=128, groups=8, dtype=torch.bfloat16)]
     shapes = [
         dict(name="decoder", batch=4, heads=24, q_len=1024, dim=32),
         dict(name="decoder", batch=2, heads=24, q_len=1024, dim=32),
@@ -73,30 +89,33 @@ def cases() -> list[Case]:
     return [*both, Case("decode", batch=8, heads=12, q_len=1, k_len=4096, dim=64, groups=4)]
 
 
-def lengths(train: bool) -> list[Case]:
+def lengths(device: str) -> list[Case]:
     """Return the cases of the figure over the sequence length."""
-    return [Case("length", 1, 8, length, 64, train=train) for length in (128, 256, 512, 1024, 2048, 4096, 8192)]
+    if device == "cuda":
+        return [case for case in cases(device) if case.dim == 64 and case.name == "decoder"]
+    sizes = (128, 256, 512, 1024, 2048, 4096, 8192)
+    return [Case("length", 1, 8, length, 64, train=train) for train in (False, True) for length in sizes]
 
 
-def candidates(case: Case, compiled: bool) -> dict[str, Run]:
+def candidates(case: Case, compiled: bool, device: str) -> dict[str, Run]:
     """Return the ways to compute a case, softmax first; ``compiled`` adds those that torch.compile must build."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(heads: int, length: int) -> Tensor:
         # Stored (batch, length, heads, dim), as the projections of a model leave it.
         data = torch.randn(case.batch, length, heads, case.dim, generator=generator)
-        return data.to(case.dtype).transpose(1, 2).requires_grad_(case.train)
+        return data.to(device, case.dtype).transpose(1, 2).requires_grad_(case.train)
 
     groups, k_len = case.groups or case.heads, case.k_len or case.q_len
     query, key, value = normal(case.heads, case.q_len), normal(groups, k_len), normal(groups, k_len)
-    b, n = (torch.full((case.heads,), x, requires_grad=case.train) for x in (0.8, 1.5))
+    b, n = (torch.full((case.heads,), x, device=device, requires_grad=case.train) for x in (0.8, 1.5))
     mask = None
     if case.padded:
         real = torch.randint(4, k_len + 1, (case.batch, 1, 1, 1), generator=generator)
         mask = (torch.arange(k_len) < real).expand(-1, 1, case.q_len, -1)
     causal = case.causal and case.q_len > 1
     dropout = 0.1 if case.padded and case.train else 0.0
-    grad = torch.randn(case.batch, case.q_len, case.heads, case.dim, generator=generator).to(case.dtype).transpose(1, 2)
+    grad = normal(case.heads, case.q_len).detach()
 
     def softmax() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
@@ -111,12 +130,17 @@ def candidates(case: Case, compiled: bool) -> dict[str, Run]:
     def score_mod(score: Tensor, _batch: Tensor, head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
         return n[head] * torch.sign(score) * torch.log1p(b[head] * torch.abs(score))
 
-    forwards: dict[str, Callable[[], Tensor]] = {SOFTMAX: softmax, "ssa cpu": functools.partial(ssa, "cpu")}
+    fused = "triton" if device == "cuda" else "cpu"
+    forwards: dict[str, Callable[[], Tensor]] = {SOFTMAX: softmax, f"ssa {fused}": functools.partial(ssa, fused)}
+    if device == "cuda":
+        for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("efficient", SDPBackend.EFFICIENT_ATTENTION)):
+            forwards[f"sdpa {name}"] = sdpa_kernel(backend)(softmax)
     if case.batch * case.heads * case.q_len * k_len <= 2**28:  # beyond, plain PyTorch takes minutes
         forwards |= {f"ssa {backend}": functools.partial(ssa, backend) for backend in ("blocked", "reference")}
         if compiled:
             forwards["ssa reference, compiled"] = torch.compile(functools.partial(ssa, "reference"))
-    if compiled and not case.train and not case.padded:  # on the CPU flex_attention has no backward pass
+    # On the CPU flex_attention has no backward pass; on the GPU it has one for trained b and n.
+    if compiled and not case.padded and (not case.train or device == "cuda"):
         block_mask = None
         if causal:
             block_mask = create_block_mask(
@@ -136,12 +160,24 @@ def candidates(case: Case, compiled: bool) -> dict[str, Run]:
     return {name: functools.partial(step, forward) for name, forward in forwards.items()}
 
 
-def benchmark(case: Case, compiled: bool, seconds: float) -> list[Row]:
-    """Return one CSV row for each candidate of a case."""
-    runs = candidates(case, compiled)
-    memory = {name: peak_memory(run) for name, run in runs.items()}
+def benchmark(case: Case, compiled: bool, seconds: float, device: str) -> list[Row]:
+    """Return one CSV row for each candidate of a case; one that fails is named, and left out."""
+    runs = candidates(case, compiled, device)
+    memory = {}
+    for name, run in list(runs.items()):
+        try:
+            memory[name] = peak_memory(run)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            if name == SOFTMAX or name.startswith("ssa triton"):
+                raise
+            print(f"{case.title}: {name} left out: {str(error).splitlines()[0]}", file=sys.stderr)
+            del runs[name]
     times = measure(runs, seconds)
-    return [row(case.title, name, times, SOFTMAX, memory[name]) for name in runs]
+    return [
+        row(case.title, name, times, SOFTMAX, memory[name])
+        | {"tflops": f"{case.flops / statistics.median(values) / 1e12:.2f}"}
+        for name, values in times.items()
+    ]
 
 
 def draw(path: Path, swept: dict[Case, list[Row]]) -> None:
@@ -162,7 +198,9 @@ def draw(path: Path, swept: dict[Case, list[Row]]) -> None:
         panel.set_title("forward and backward" if train else "forward")
         panel.grid(alpha=0.3)
         panel.legend()
-    figure.suptitle(f"8 heads of 64, float32, causal; {machine()['device']}, {machine()['threads']} threads")
+    first = next(iter(swept))
+    sizes = f"heads of {first.dim}, {str(first.dtype).removeprefix('torch.')}, causal"
+    figure.suptitle(f"{sizes}; {machine()['device']}, {machine()['threads']} CPU threads")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -172,26 +210,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder for CSV and PNG")
     parser.add_argument("--seconds", type=float, default=10, help="time for each case, about")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", help="run only cases whose title contains this")
     parser.add_argument("--no-compiled", action="store_true", help="leave out what torch.compile must build first")
     parser.add_argument("--no-lengths", action="store_true", help="leave out the figure over sequence lengths")
     options = parser.parse_args(arguments)
     console = Console()
 
-    chosen = [case for case in cases() if not options.only or options.only in case.title]
+    chosen = [case for case in cases(options.device) if not options.only or options.only in case.title]
     if not chosen:
         print(f"benchmark_attention: no case contains {options.only!r}.", file=sys.stderr)
         return 2
     path = options.output / "benchmark_attention.csv"
     for case in chosen:
         torch.compiler.reset()
-        rows = benchmark(case, not options.no_compiled, options.seconds)
+        rows = benchmark(case, not options.no_compiled, options.seconds, options.device)
         append_csv(path, rows)
         print_table(console, rows)
     if not options.no_lengths:
         swept = {}
-        for case in track(lengths(False) + lengths(True), description="sequence lengths"):
-            swept[case] = benchmark(case, False, options.seconds / 2)
+        for case in track(lengths(options.device), description="sequence lengths"):
+            swept[case] = benchmark(case, False, options.seconds / 2, options.device)
             append_csv(path, swept[case])
         draw(options.output / "benchmark_attention.png", swept)
     console.print(f"Saved to {options.output}")
