@@ -103,7 +103,9 @@ def benchmark(name: str, seconds: float, device: str) -> list[Row]:
     runs: dict[str, Run] = {}
     for label, implementation in IMPLEMENTATIONS.items():
         torch.manual_seed(0)
-        runs[label] = training_step(build(implementation).to(torch.device(device)), batches(device))
+        with torch.device(device):
+            model = build(implementation)
+        runs[label] = training_step(model, batches(device))
     times = measure(runs, seconds)
     shape = tuple(batches(device)[0]["input_ids"].shape)
     rows = [row(f"{name}, batch {shape}", label, times, SOFTMAX, None) for label in runs]
