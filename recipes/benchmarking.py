@@ -132,9 +132,15 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
 
 
 def append_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to a CSV, with a header if it is new."""
+    """Append rows to a CSV, with a header if it is new.
+
+    Raises:
+        ValueError: if the file has other columns.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
+    if not new and next(csv.reader(_lines(str(path))[:1])) != list(rows[0]):
+        raise ValueError(f"{path} has other columns than these results: move it away, or choose another --output.")
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         if new:

@@ -117,3 +117,59 @@ def test_decoding_splits_the_keys(is_causal, window):
         )
         expected = oracle(query, key, value, b, n, allowed=sees if mask is None else mask & sees)
         assert relative_rms(output, expected) < 1e-6
+
+
+def compile_for_hopper(kernel, dim: int, sizes: dict[str, int]):
+    """Compile a kernel ahead of time for sm_90, with no GPU: bfloat16, causal, contiguous rows."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = dict(sizes)
+    warps = options.pop("num_warps")
+    constants = dict(CAUSAL=True, WINDOW=False, MASK=0, DOCUMENTS=False, DROPOUT=False, PRECISION="tf32", FAST=True)
+    constants |= dict(options, BLOCK_DIM=dim, BLOCK_VALUE_DIM=dim, SPLITS=1)
+    pointers = {
+        "b": "*fp32",
+        "n": "*fp32",
+        "normaliser": "*fp32",
+        "delta": "*fp32",
+        "grad_b": "*fp32",
+        "grad_n": "*fp32",
+    }
+    pointers |= {"mask": "*u8", "documents": "*i32", "seed": "*i64"}
+    halves = ("query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value")
+    pointers |= dict.fromkeys(halves, "*bf16")
+    signature, constexprs, attributes = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        contiguous = name.startswith("stride_") and name.endswith("d")
+        if name in constants or contiguous:
+            signature[name], constexprs[name] = "constexpr", constants.get(name, 1)
+        elif name in pointers:
+            signature[name] = pointers[name]
+        else:
+            signature[name] = "fp32" if name in ("scale", "dropout_p") else "i32"
+        if name in pointers or (name.startswith("stride_") and not contiguous):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 2})
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the compiler")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["forward", "query", "key"])
+def test_compiles_for_sm_90_with_fast_approximations(name, dim):
+    """One lg2.approx and one ex2.approx an element, tensor cores, and shared memory for two blocks a processor."""
+    pytest.importorskip("triton")
+    from ssa_hf.kernels.triton import _BLOCKS, backward, forward
+
+    kernel = {"forward": forward.forward_kernel, "query": backward.query_kernel, "key": backward.key_kernel}[name]
+    queries, keys, warps = _BLOCKS[name]
+    compiled = compile_for_hopper(kernel, dim, {"BLOCK_QUERIES": queries, "BLOCK_KEYS": keys, "num_warps": warps})
+    ptx = compiled.asm["ptx"]
+    assert "wgmma.mma_async" in ptx
+    # Two copies of the loop, with and without mask work, each with one logarithm an element a thread.
+    elements = 2 * queries * keys // (32 * warps)
+    assert ptx.count("lg2.approx") == elements
+    assert elements <= ptx.count("ex2.approx") <= elements + queries
+    assert compiled.metadata.shared <= 113 * 1024
