@@ -125,9 +125,9 @@ def print_table(console: Console, rows: Sequence[Row]) -> None:
     table = Table(title=str(rows[0]["case"]), title_justify="left")
     for column in ("candidate", "median ms", "p10", "p90", "ratio to softmax", "peak MiB"):
         table.add_column(column, justify="left" if column == "candidate" else "right")
-    for row in rows:
+    for result in rows:
         keys = ("candidate", "median_ms", "p10_ms", "p90_ms", "ratio_to_softmax", "peak_mib")
-        table.add_row(*(str(row[key]) for key in keys))
+        table.add_row(*(str(result[key]) for key in keys))
     console.print(table)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import ssa_hf
 from ssa_hf.functional import attend
+from ssa_hf.kernels import op
 from tests.oracle import oracle, parameter_gradient_scale, relative_rms
 
 # TRITON_INTERPRET=1 replaces the C++ kernel by the Triton one, interpreted: see test_triton_kernel.py.
@@ -137,6 +138,50 @@ def test_packed_documents(backend, is_causal, masked):
         is_causal=is_causal,
         oracle_arguments=dict(allowed=same if mask is None else same & mask, is_causal=is_causal),
     )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [1, 5, 40, 64, 1000])
+def test_sliding_window(backend, window):
+    q_len, k_len = 90, 110
+    position = torch.arange(q_len)[:, None] + k_len - q_len - torch.arange(k_len)
+    allowed = (position >= 0) & (position < window)
+    check(
+        make(q_len=q_len, k_len=k_len),
+        1e-6,
+        backend,
+        is_causal=True,
+        sliding_window=window,
+        oracle_arguments=dict(allowed=allowed),
+        # A window of 1 leaves one key: the gradients of scores cancel from terms of order 1 down to 0.
+        floor=1.0 if window == 1 else 0.0,
+    )
+    with pytest.raises(ValueError, match="sliding_window"):
+        ssa_hf.ssa_attention(*make(), sliding_window=window)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("cpu", "triton")])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dropout_against_the_oracle(backend, is_causal):
+    """The pattern is read off with identity values, then used in the oracle, output and gradients."""
+    query, key, value, b, n = make(q_len=50, k_len=70, value_dim=9)
+    seed = torch.tensor(12345)
+    options = (is_causal, 0, 8**-0.5, 0.3)
+    ssa_hf.ssa_attention(query, key, value, b, n, backend=backend)  # makes the backend's kernel the operator's
+    identity = torch.eye(70).expand(2, 2, 70, 70)
+    keep = op.attention(query, key, identity, b, n, None, None, seed, *options)[0] != 0
+    seen = torch.ones(50, 70, dtype=torch.bool).tril(20 if is_causal else 70).expand(2, 4, 50, 70)
+    assert keep[seen].float().mean().item() == pytest.approx(0.7, abs=0.02)
+    actual, actual_grads = outputs_and_gradients(
+        lambda *leaves: op.attention(*leaves, None, None, seed, *options)[0], (query, key, value, b, n)
+    )
+    expected, expected_grads = outputs_and_gradients(
+        lambda *leaves: oracle(*leaves, is_causal=is_causal, keep=keep, dropout_p=0.3),
+        [tensor.detach().double() for tensor in (query, key, value, b, n)],
+    )
+    assert relative_rms(actual, expected) < 1e-6
+    for got, want in zip(actual_grads, expected_grads, strict=True):
+        assert relative_rms(got, want) < 2e-6
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

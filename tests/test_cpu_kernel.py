@@ -103,26 +103,6 @@ def test_head_dimensions(dim):
     check(make(batch=1, q_len=70, k_len=70, dim=dim, value_dim=257 - dim, spread=0.7), 1e-6, "cpu", is_causal=True)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "blocked", "reference"])
-@pytest.mark.parametrize("window", [1, 5, 64, 1000])
-def test_sliding_window(backend, window):
-    q_len, k_len = 90, 110
-    position = torch.arange(q_len)[:, None] + k_len - q_len - torch.arange(k_len)
-    allowed = (position >= 0) & (position < window)
-    check(
-        make(q_len=q_len, k_len=k_len),
-        1e-6,
-        backend,
-        is_causal=True,
-        sliding_window=window,
-        oracle_arguments=dict(allowed=allowed),
-        # A window of 1 leaves one key: the gradients of scores cancel from terms of order 1 down to 0.
-        floor=1.0 if window == 1 else 0.0,
-    )
-    with pytest.raises(ValueError, match="sliding_window"):
-        ssa_hf.ssa_attention(*make(), sliding_window=window)
-
-
 def test_weights_that_overflow_without_a_maximum():
     """n = 200 and b = 1/200, nearly softmax: weights up to e^80 and beyond take the online path."""
     query, key, value, _, _ = make(q_len=200, k_len=300, dim=32, value_dim=32, spread=6.0)
@@ -143,27 +123,6 @@ def test_scores_that_grow_from_block_to_block():
     output = ssa_hf.ssa_attention(query, key, value, b, n * 3, backend="cpu")
     expected = oracle(query, key, value, b, n * 3)
     assert relative_rms(output.detach(), expected.detach()) < 1e-5
-
-
-def test_dropout_against_the_oracle():
-    """The pattern is read off with identity values, then used in the oracle, output and gradients."""
-    query, key, value, b, n = make(q_len=50, k_len=70, value_dim=9)
-    seed = torch.tensor(12345)
-    options = (True, 0, 8**-0.5, 0.3)
-    identity = torch.eye(70).expand(2, 2, 70, 70)
-    keep = op.attention(query, key, identity, b, n, None, None, seed, *options)[0] != 0
-    seen = torch.ones(50, 70, dtype=torch.bool).tril(20).expand(2, 4, 50, 70)
-    assert keep[seen].float().mean().item() == pytest.approx(0.7, abs=0.02)
-    actual, actual_grads = outputs_and_gradients(
-        lambda *leaves: op.attention(*leaves, None, None, seed, *options)[0], (query, key, value, b, n)
-    )
-    expected, expected_grads = outputs_and_gradients(
-        lambda *leaves: oracle(*leaves, is_causal=True, keep=keep, dropout_p=0.3),
-        [tensor.detach().double() for tensor in (query, key, value, b, n)],
-    )
-    assert relative_rms(actual, expected) < 1e-6
-    for got, want in zip(actual_grads, expected_grads, strict=True):
-        assert relative_rms(got, want) < 2e-6
 
 
 def test_dropout_is_independent_between_rows_heads_and_seeds():

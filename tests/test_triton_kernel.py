@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import ssa_hf
-from ssa_hf.kernels import op
 from tests.oracle import oracle, relative_rms
-from tests.test_attention import check, make, outputs_and_gradients
+from tests.test_attention import make
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of test_interpreted")
@@ -32,47 +31,6 @@ def test_interpreted():
     )
     assert process.returncode == 0, process.stdout[-3000:]
     assert " passed" in process.stdout
-
-
-@interpreted_only
-@pytest.mark.parametrize("window", [1, 5, 40, 1000])
-def test_sliding_window(window):
-    q_len, k_len = 50, 90
-    position = torch.arange(q_len)[:, None] + k_len - q_len - torch.arange(k_len)
-    allowed = (position >= 0) & (position < window)
-    check(
-        make(batch=1, heads=2, groups=1, q_len=q_len, k_len=k_len),
-        1e-6,
-        "triton",
-        is_causal=True,
-        sliding_window=window,
-        oracle_arguments=dict(allowed=allowed),
-        # A window of 1 leaves one key: the gradients of scores cancel from terms of order 1 down to 0.
-        floor=1.0 if window == 1 else 0.0,
-    )
-
-
-@interpreted_only
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_dropout_against_the_oracle(is_causal):
-    """The pattern is read off with identity values, then used in the oracle, output and gradients."""
-    query, key, value, b, n = make(batch=1, q_len=40, k_len=50, value_dim=9)
-    seed = torch.tensor(12345)
-    options = (is_causal, 0, 8**-0.5, 0.3)
-    ssa_hf.ssa_attention(query, key, value, b, n, backend="triton")  # registers the interpreter
-    keep = op.attention(query, key, torch.eye(50).expand(1, 2, 50, 50), b, n, None, None, seed, *options)[0] != 0
-    seen = torch.ones(40, 50, dtype=torch.bool).tril(10 if is_causal else 50).expand(1, 4, 40, 50)
-    assert keep[seen].float().mean().item() == pytest.approx(0.7, abs=0.02)
-    actual, actual_grads = outputs_and_gradients(
-        lambda *leaves: op.attention(*leaves, None, None, seed, *options)[0], (query, key, value, b, n)
-    )
-    expected, expected_grads = outputs_and_gradients(
-        lambda *leaves: oracle(*leaves, is_causal=is_causal, keep=keep, dropout_p=0.3),
-        [tensor.detach().double() for tensor in (query, key, value, b, n)],
-    )
-    assert relative_rms(actual, expected) < 1e-6
-    for got, want in zip(actual_grads, expected_grads, strict=True):
-        assert relative_rms(got, want) < 2e-6
 
 
 @interpreted_only

@@ -47,27 +47,26 @@ def attention(
         mask = mask if mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
         return mask if mask.shape[-1] == 1 else mask[..., first:last]
 
+    def block(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        b: Tensor,
+        n: Tensor,
+        bias: Tensor | None,
+        allowed: Tensor | None,
+        ids: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        # Without the weights: what a checkpoint returns stays in memory.
+        return attend(query, key, value, b, n, bias=bias, allowed=allowed, documents=ids)[0]
+
     outputs = []
     for start in range(0, query_length, size):
         stop = min(start + size, query_length)
         offset = key_length - query_length
         last = min(max(stop + offset, 0), key_length) if is_causal else key_length
         first = min(max(start + offset + 1 - window, 0), last) if window is not None else 0
-
         ids = None if documents is None else (documents[0][:, start:stop], documents[1][:, first:last])
-
-        def block(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            b: Tensor,
-            n: Tensor,
-            bias: Tensor | None,
-            allowed: Tensor | None,
-            ids: tuple[Tensor, Tensor] | None,
-        ) -> Tensor:
-            return attend(query, key, value, b, n, bias=bias, allowed=allowed, documents=ids)[0]
-
         masks = (rows_of(mask, start, stop, first, last) for mask in (bias, allowed))
         inputs = (query[:, :, start:stop], key[:, :, first:last], value[:, :, first:last], b, n, *masks, ids)
         outputs.append(checkpoint(block, *inputs, use_reentrant=False))

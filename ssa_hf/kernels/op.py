@@ -81,6 +81,11 @@ def like_model_layout(tensor: Tensor, last: int | None = None) -> Tensor:
     return tensor.new_empty(batch, length, heads, dim if last is None else last).transpose(1, 2)
 
 
+def broadcast_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor, 0 where its size is 1 and it is to be broadcast."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 @attention.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return like_model_layout(query, value.shape[-1]), query.new_empty((*query.shape[:3], 2), dtype=torch.float32)

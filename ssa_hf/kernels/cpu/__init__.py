@@ -134,8 +134,7 @@ def _problem(
 
 
 def _tensor4(tensor: Tensor) -> _Tensor4:
-    strides = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return _Tensor4(tensor.data_ptr(), (ctypes.c_int64 * 4)(*strides))
+    return _Tensor4(tensor.data_ptr(), (ctypes.c_int64 * 4)(*op.broadcast_strides(tensor)))
 
 
 def _splits(heads: int, query_length: int) -> int:

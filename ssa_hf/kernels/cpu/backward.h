@@ -64,7 +64,8 @@ class Backward {
         values_(p_.k_len, p_.value_dim, size_.keys, true, false), ldq_(keys_.ld()), ldv_(values_.ld()),
         query_(size_.queries * ldq_), grad_output_(size_.queries * ldv_), grad_query_(size_.queries * ldq_),
         output_(size_.queries * ldv_), scores_(size_.queries * size_.keys), grad_weights_(size_.queries * size_.keys),
-        logits_(size_.keys), factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys), query_sums_(size_.queries) {}
+        logits_(size_.keys), factors_(size_.keys), delta_(size_.queries), mask_(size_.queries, size_.keys),
+        query_sums_(size_.queries) {}
 
   // Floats that the gradients of a head's keys and values take while they are summed.
   static int64_t sums_size(const Problem& p) {

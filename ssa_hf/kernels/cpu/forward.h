@@ -12,7 +12,7 @@ namespace ssa {
 constexpr float kPlainLimit = 40.0f;
 
 // Largest Euclidean norm of the rows.
-float largest_norm(const float* rows, int64_t count, int64_t ld) {
+inline float largest_norm(const float* rows, int64_t count, int64_t ld) {
   float top = 0;
   for (int64_t i = 0; i < count; ++i) {
     Vec squares{};
@@ -87,7 +87,7 @@ class Forward {
   explicit Forward(const Problem& problem)
       : p_(problem), visible_{p_}, size_(blocks_of(p_)),
         keys_(p_.k_len, p_.dim, size_.keys, true, false), values_(p_.k_len, p_.value_dim, size_.keys, false, true),
-        key_norms_(p_.k_len / size_.keys + 1), query_(size_.queries * round_up(p_.dim, kVector)),
+        key_norms_(p_.k_len / size_.keys + 1), query_(size_.queries * keys_.ld()),
         scores_(size_.queries * size_.keys), output_(size_.queries * values_.ld()), factors_(size_.keys),
         mask_(size_.queries, size_.keys), top_(size_.queries), total_(size_.queries) {}
 
@@ -101,7 +101,7 @@ class Forward {
 
  private:
   void run_block(Task task, int64_t head, int64_t query, int64_t rows) {
-    const int64_t ldq = round_up(p_.dim, kVector);
+    const int64_t ldq = keys_.ld();
     read_rows(p_.query, p_.dtype, task.batch, head, query, rows, p_.dim, float(p_.scale), query_.data(), ldq);
     const float query_norm = largest_norm(query_.data(), rows, ldq);
     const Scoring scoring{p_.b[head], p_.n[head]};
@@ -139,7 +139,7 @@ class Forward {
 
   void attend(Task task, int64_t head, int64_t query, int64_t rows, int64_t key, int64_t columns, bool masked,
               Scoring scoring, bool online) {
-    const int64_t ldq = round_up(p_.dim, kVector);
+    const int64_t ldq = keys_.ld();
     for (int64_t first = 0; first < rows; first += kRowGroup) {
       const int64_t count = std::min(kRowGroup, rows - first);
       const int64_t seen = std::min(columns, visible_.high(query + first + count - 1) - key);

@@ -205,9 +205,7 @@ def _mask_data(mask: Tensor | None, query: Tensor) -> Tensor:
 
 
 def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
-    if mask is None:
-        return (0, 0, 0, 0)
-    return tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
+    return (0, 0, 0, 0) if mask is None else op.broadcast_strides(mask)
 
 
 def _options(
@@ -219,9 +217,9 @@ def _options(
         "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
         "DOCUMENTS": documents is not None,
         "DROPOUT": dropout_p > 0,
+        "FAST": torch.version.cuda is not None and query.dtype != torch.float32 and not INTERPRETED,
         # float32 means float32, as in the other backends: TF32 keeps 10 bits of a score. The interpreter knows no
         # products of bfloat16.
-        "FAST": torch.version.cuda is not None and query.dtype != torch.float32 and not INTERPRETED,
         "PRECISION": "ieee" if query.dtype == torch.float32 or INTERPRETED else "tf32",
     }
 

@@ -86,7 +86,7 @@ def _gradients(
     dweight = dot(grad, tl.trans(v), PRECISION)
     dropped = weight
     if DROPOUT:
-        factors = dropout_factors(seed, head, queries, keys, query_length, key_length, dropout_p)
+        factors = dropout_factors(seed, head, queries, keys, key_length, dropout_p)
         dweight = dweight * factors
         dropped = weight * factors
     dg = weight * (dweight - delta[:, None])

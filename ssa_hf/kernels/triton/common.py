@@ -77,7 +77,7 @@ def apply_mask(
 
 
 @triton.jit
-def dropout_factors(seed, head, queries, keys, query_length, key_length, dropout_p):
+def dropout_factors(seed, head, queries, keys, key_length, dropout_p):
     """0 or 1/(1-p), by Philox at (seed, head, query, key): the backward pass meets the same ones."""
     offsets = queries[:, None] * key_length + keys[None, :]
     kept = tl.rand(seed + head.to(tl.int64) * 0x9E3779B97F4A7C1, offsets) >= dropout_p

@@ -71,7 +71,7 @@ def _block(
     factor = tl.exp2(top - reference)
     total = total * factor + tl.sum(w, 1)
     if DROPOUT:
-        w = w * dropout_factors(seed, head, queries, keys, query_length, key_length, dropout_p)
+        w = w * dropout_factors(seed, head, queries, keys, key_length, dropout_p)
     v = tl.load(
         value + keys[:, None].to(tl.int64) * stride_vl + value_dims[None, :] * stride_vd,
         mask=in_range[:, None] & (value_dims[None, :] < value_dim),
