@@ -84,7 +84,7 @@ def compile_for_hopper(kernel, dim: int, sizes: dict[str, int]):
     from triton.compiler import ASTSource
 
     options = dict(sizes)
-    warps = options.pop("num_warps")
+    warps, stages = options.pop("num_warps"), options.pop("num_stages")
     constants = dict(CAUSAL=True, WINDOW=False, MASK=0, DOCUMENTS=False, DROPOUT=False, PRECISION="tf32", FAST=True)
     constants |= dict(options, BLOCK_DIM=dim, BLOCK_VALUE_DIM=dim, SPLITS=1)
     pointers = {
@@ -107,27 +107,82 @@ def compile_for_hopper(kernel, dim: int, sizes: dict[str, int]):
             signature[name] = pointers[name]
         else:
             signature[name] = "fp32" if name in ("scale", "dropout_p") else "i32"
-        if name in pointers or (name.startswith("stride_") and not contiguous):
+        # What a launch finds out: multiples of 16 can be loaded in wide words, and so in stages, ahead of their use.
+        if name in pointers or name.endswith("_dim") or (name.startswith("stride_") and not contiguous):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 2})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+
+
+@interpreted_only
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["forward", "query", "key"])
+def test_every_candidate_of_the_tuner_computes_the_same(monkeypatch, name, dropout_p):
+    """Lengths that leave rests, several blocks; dropout falls on the same weights whatever the blocks."""
+    import triton as compiler
+
+    from ssa_hf.kernels import triton
+    from ssa_hf.kernels.triton.configurations import CANDIDATES, configuration
+
+    def run():
+        leaves = make(heads=2, groups=1, q_len=150, k_len=170)
+        torch.manual_seed(0)
+        output = ssa_hf.ssa_attention(*leaves, is_causal=True, dropout_p=dropout_p, backend="triton")
+        output.square().sum().backward()
+        return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+    expected = run()
+    kernel = getattr(triton, f"_{name}")
+    for sizes in CANDIDATES[name]:
+        alone = compiler.autotune(configs=[configuration(*sizes)], key=[])(kernel.fn)
+        monkeypatch.setattr(triton, f"_{name}", alone)
+        for got, want in zip(run(), expected, strict=True):
+            assert relative_rms(got, want) < 2e-6, sizes
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter takes one configuration")
+@pytest.mark.parametrize("name", ["forward", "query", "key"])
+def test_candidates_are_pruned_by_shared_memory(name):
+    pytest.importorskip("triton")
+    from ssa_hf.kernels.triton.configurations import CANDIDATES, FEWEST_QUERIES, SMALL, configuration, fitting
+
+    candidates = [configuration(*sizes) for sizes in CANDIDATES[name]]
+    small = configuration(*SMALL)
+    assert min(config.kwargs["BLOCK_QUERIES"] for config in candidates) >= FEWEST_QUERIES
+    assert fitting(name, candidates, 64, 64, element_size=2, limit=227 * 1024) == candidates
+    half = fitting(name, candidates, 128, 128, element_size=2, limit=99 * 1024)
+    assert small in half
+    assert 1 < len(half) < len(candidates)
+    for hard in ((256, 64, 2, 227 * 1024), (64, 64, 4, 227 * 1024), (128, 128, 2, 1024)):
+        assert fitting(name, candidates, *hard) == [small]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the compiler")
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("name", ["forward", "query", "key"])
-def test_compiles_for_sm_90_with_fast_approximations(name, dim):
-    """One lg2.approx and one ex2.approx an element, tensor cores, and shared memory for two blocks a processor."""
+@pytest.mark.parametrize(
+    ("name", "candidate"),
+    [(name, 0) for name in ("forward", "query", "key")]
+    + [
+        pytest.param(name, candidate, marks=pytest.mark.slow)
+        for name, count in (("forward", 5), ("query", 5), ("key", 4))
+        for candidate in range(1, count)
+    ],
+)
+def test_compiles_for_sm_90_with_fast_approximations(name, candidate, dim):
+    """One lg2.approx and one ex2.approx an element, tensor cores, loads ahead of use, shared memory as foretold."""
     pytest.importorskip("triton")
-    from ssa_hf.kernels.triton import _BLOCKS, backward, forward
+    from ssa_hf.kernels.triton import backward, forward
+    from ssa_hf.kernels.triton.configurations import CANDIDATES, SMALL, configuration, shared_memory
 
     kernel = {"forward": forward.forward_kernel, "query": backward.query_kernel, "key": backward.key_kernel}[name]
-    queries, keys, warps = _BLOCKS[name]
-    compiled = compile_for_hopper(kernel, dim, {"BLOCK_QUERIES": queries, "BLOCK_KEYS": keys, "num_warps": warps})
+    queries, keys, warps, stages = CANDIDATES[name][candidate]
+    sizes = {"BLOCK_QUERIES": queries, "BLOCK_KEYS": keys, "num_warps": warps, "num_stages": stages}
+    compiled = compile_for_hopper(kernel, dim, sizes)
     ptx = compiled.asm["ptx"]
-    assert "wgmma.mma_async" in ptx
+    assert ("mma.sync" if CANDIDATES[name][candidate] == SMALL else "wgmma.mma_async") in ptx
+    assert "cp.async" in ptx
     # Two copies of the loop, with and without mask work, each with one logarithm an element a thread.
     elements = 2 * queries * keys // (32 * warps)
     assert ptx.count("lg2.approx") == elements
     assert elements <= ptx.count("ex2.approx") <= elements + queries
-    assert compiled.metadata.shared <= 113 * 1024
+    assert compiled.metadata.shared <= shared_memory(name, configuration(*CANDIDATES[name][candidate]), dim, dim, 2)

@@ -4,7 +4,8 @@ Under TRITON_INTERPRET=1 it runs on CPU tensors, in place of the C++ kernel: tha
 """
 
 import contextlib
-import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -12,9 +13,13 @@ from torch import Tensor
 
 from ssa_hf.kernels import op
 from ssa_hf.kernels.triton import backward, forward
+from ssa_hf.kernels.triton.configurations import FEWEST_QUERIES, INTERPRETED, tuned
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = ("cuda", "xpu", "cpu") if INTERPRETED else ("cuda", "xpu")
+
+_forward = tuned(forward.forward_kernel, "forward")
+_query = tuned(backward.query_kernel, "query", reset_to_zero=["grad_b", "grad_n"])
+_key = tuned(backward.key_kernel, "key")
 
 
 def _attention(
@@ -36,15 +41,14 @@ def _attention(
     if not output.numel():
         return output, normaliser
     batch, heads, query_length, _ = query.shape
-    sizes = _sizes("forward", query, value)
-    blocks = triton.cdiv(query_length, sizes["BLOCK_QUERIES"])
-    splits = _splits(blocks * batch * heads, key.shape[2], query.device)
+    dims = _dims(query, value)
+    splits = _splits(triton.cdiv(query_length, 64) * batch * heads, key.shape[2], query.device)
     target, target_normaliser = output[None], normaliser[None]
     if splits > 1:
         target = query.new_empty(splits, *output.shape, dtype=torch.float32)
         target_normaliser = query.new_empty(splits, *normaliser.shape, dtype=torch.float32)
     with _device_of(query):
-        forward.forward_kernel[(blocks, batch * heads, splits)](
+        _forward[_blocks_of("BLOCK_QUERIES", query_length, batch * heads, splits)](
             query,
             key,
             value,
@@ -66,7 +70,7 @@ def _attention(
             *target.stride(),
             SPLITS=splits,
             **_options(mask, documents, is_causal, window, dropout_p, query),
-            **sizes,
+            **dims,
         )
         if splits > 1:
             forward.combine_kernel[(query_length, batch * heads)](
@@ -79,7 +83,7 @@ def _attention(
                 value.shape[-1],
                 *output.stride(),
                 SPLITS=splits,
-                BLOCK_VALUE_DIM=sizes["BLOCK_VALUE_DIM"],
+                BLOCK_VALUE_DIM=dims["BLOCK_VALUE_DIM"],
             )
     return output, normaliser
 
@@ -105,18 +109,18 @@ def _attention_backward(
     if not output.numel() or not key.numel():
         return grad_query.zero_(), grad_key.zero_(), grad_value.zero_(), torch.zeros_like(b), torch.zeros_like(n)
     batch, heads, query_length, _ = query.shape
-    query_sizes, key_sizes = (_sizes(kernel, query, value) for kernel in ("query", "key"))
-    query_blocks = triton.cdiv(query_length, query_sizes["BLOCK_QUERIES"])
-    key_blocks = triton.cdiv(key.shape[2], key_sizes["BLOCK_KEYS"])
+    dims = _dims(query, value)
     delta = torch.empty_like(normaliser[..., 0])
-    shares = query.new_empty(2, batch, heads, query_blocks, dtype=torch.float32)
+    # A block of queries writes one share; with large blocks, most stay 0.
+    most_blocks = triton.cdiv(query_length, FEWEST_QUERIES)
+    shares = query.new_zeros(2, batch, heads, most_blocks, dtype=torch.float32)
     ids = query if documents is None else documents  # not read if None
     inputs = (query, key, value, _mask_data(mask, query), ids, b.contiguous(), n.contiguous(), seed, normaliser)
     numbers = (scale, dropout_p, window, *_lengths(query, key, value))
     strides = (*query.stride(), *key.stride(), *value.stride(), *_mask_strides(mask), *grad_output.stride())
     options = _options(mask, documents, is_causal, window, dropout_p, query)
     with _device_of(query):
-        backward.delta_kernel[(query_blocks, batch * heads)](
+        backward.delta_kernel[(triton.cdiv(query_length, 64), batch * heads)](
             output,
             grad_output,
             delta,
@@ -125,22 +129,23 @@ def _attention_backward(
             value.shape[-1],
             *output.stride(),
             *grad_output.stride(),
-            BLOCK_QUERIES=query_sizes["BLOCK_QUERIES"],
-            BLOCK_VALUE_DIM=query_sizes["BLOCK_VALUE_DIM"],
+            BLOCK_QUERIES=64,
+            BLOCK_VALUE_DIM=dims["BLOCK_VALUE_DIM"],
         )
-        backward.query_kernel[(query_blocks, batch * heads)](
+        _query[_blocks_of("BLOCK_QUERIES", query_length, batch * heads)](
             *inputs,
             grad_output,
             delta,
             grad_query,
             *shares,
+            most_blocks,
             *numbers,
             *strides,
             *grad_query.stride(),
             **options,
-            **query_sizes,
+            **dims,
         )
-        backward.key_kernel[(key_blocks, batch * key.shape[1])](
+        _key[_blocks_of("BLOCK_KEYS", key.shape[2], batch * key.shape[1])](
             *inputs,
             grad_output,
             delta,
@@ -151,7 +156,7 @@ def _attention_backward(
             *grad_key.stride(),
             *grad_value.stride(),
             **options,
-            **key_sizes,
+            **dims,
         )
     grad_b, grad_n = shares.sum(dim=(1, 3))
     return grad_query, grad_key, grad_value, grad_b, grad_n.clone()
@@ -162,27 +167,14 @@ for _device in DEVICES:
     op.attention_backward.register_kernel(_device)(_attention_backward)
 
 
-# (queries, keys, warps) of a block, for half precision and head dimensions up to 128: the largest that ptxas fits into
-# registers for sm_90 with little or no spilling.
-_BLOCKS = {"forward": (128, 64, 8), "query": (64, 32, 4), "key": (32, 64, 4)}
-_SMALL_BLOCKS = (32, 32, 4)
-_INTERPRETED_BLOCKS = (16, 32, 4)
+def _blocks_of(size: str, length: int, *others: int) -> Callable[[dict[str, Any]], tuple[int, ...]]:
+    """Return the grid: as many blocks of the size that the tuner chooses as cover the length, times the others."""
+    return lambda meta: (triton.cdiv(length, meta[size]), *others)
 
 
-def _sizes(kernel: str, query: Tensor, value: Tensor) -> dict[str, int]:
+def _dims(query: Tensor, value: Tensor) -> dict[str, int]:
     dim, value_dim = (max(16, triton.next_power_of_2(tensor.shape[-1])) for tensor in (query, value))
-    queries, keys, warps = _BLOCKS[kernel]
-    if INTERPRETED:
-        queries, keys, warps = _INTERPRETED_BLOCKS
-    elif query.dtype == torch.float32 or max(dim, value_dim) > 128:
-        queries, keys, warps = _SMALL_BLOCKS
-    return {
-        "BLOCK_QUERIES": queries,
-        "BLOCK_KEYS": keys,
-        "BLOCK_DIM": dim,
-        "BLOCK_VALUE_DIM": value_dim,
-        "num_warps": warps,
-    }
+    return {"BLOCK_DIM": dim, "BLOCK_VALUE_DIM": value_dim}
 
 
 def _splits(programs: int, key_length: int, device: torch.device) -> int:

@@ -182,6 +182,7 @@ def query_kernel(
     grad_query,
     grad_b,
     grad_n,
+    most_blocks,
     scale,
     dropout_p,
     window,
@@ -300,7 +301,7 @@ def query_kernel(
         (dq * scale).to(grad_query.dtype.element_ty),
         mask=q_mask,
     )
-    share = batch_head.to(tl.int64) * tl.num_programs(0) + block
+    share = batch_head.to(tl.int64) * most_blocks + block
     tl.store(grad_b + share, n * tl.sum(tl.where(in_range, dg_c - dg_sum * mean_c, 0.0), 0))
     ln2 = 0.6931471805599453
     tl.store(grad_n + share, ln2 / n * tl.sum(tl.where(in_range, dg_g - dg_sum * mean_g, 0.0), 0))
