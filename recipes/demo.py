@@ -16,7 +16,6 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -28,8 +27,8 @@ from transformers import (
 )
 
 from ssa_hf import SSANorm
+from ssa_hf.recipes.tokenizer import train_tokenizer
 
-END_OF_TEXT = "<|endoftext|>"
 HELD_OUT = 0.1
 
 
@@ -39,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         text = read_text(options.data)
-        tokenizer = train_tokenizer(text, options.vocab_size or min(1024, max(320, len(text) // 32)))
+        vocab_size = options.vocab_size or min(1024, max(320, len(text) // 32))
+        tokenizer = train_tokenizer(text.splitlines(keepends=True), vocab_size)
         train, held_out = split(tokenizer, text, options.sequence_length)
     except ValueError as error:
         print(f"ssa-hf demo: {error}", file=sys.stderr)
@@ -91,20 +91,6 @@ def read_text(path: str | None) -> str:
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} is not UTF-8 text ({error}).") from error
     return "\n".join(texts)
-
-
-def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer of at most ``vocab_size`` entries on the text."""
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(
-        text.splitlines(keepends=True),
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        show_progress=False,
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
-    )
 
 
 def split(tokenizer: PreTrainedTokenizerFast, text: str, sequence_length: int) -> tuple[Tensor, Tensor]:
