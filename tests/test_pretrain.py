@@ -70,7 +70,11 @@ def losses(output):
 
 @pytest.fixture
 def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    """Of a run in a process of its own: with one thread, as this process has, since more round sums otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    torch.set_num_threads(threads)
 
 
 def test_a_run_leaves_model_log_plot_and_summary(corpus, tmp_path):
