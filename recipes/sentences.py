@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -111,7 +112,9 @@ class SentenceMasking(DataCollatorForLanguageModeling):
         return dict(batch)
 
     def _mask(self, example: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        self.generator = torch.Generator().manual_seed((self.seed or 0) * 2**32 + example["index"])
+        # PyTorch's CPU generator takes 32 bits of its seed.
+        mixed = np.random.SeedSequence((self.seed or 0, example["index"])).generate_state(1)
+        self.generator = torch.Generator().manual_seed(int(mixed[0]))
         sentence = torch.tensor([example["input_ids"]])
         while True:
             ids, labels = self.torch_mask_tokens(sentence.clone())

@@ -3,14 +3,12 @@
 Sequences are scored in batches of similar length; the result does not depend on the batch size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-#: Called with the number of model inputs just scored, for a progress bar.
-Advance = Callable[[int], None]
 # Token ids to put in, positions whose logits to read, and the tokens that are expected there.
 _Item = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
@@ -21,7 +19,6 @@ def pseudo_log_likelihoods(
     mask_token_id: int,
     special_ids: Sequence[int] = (),
     batch_size: int = 128,
-    advance: Advance | None = None,
 ) -> list[float]:
     """Sum log p(token | all others) over the tokens of each sequence, masking one at a time (Salazar et al., 2020).
 
@@ -31,7 +28,6 @@ def pseudo_log_likelihoods(
         mask_token_id: what stands in a token's place.
         special_ids: tokens that are not scored, such as the one that begins a sentence.
         batch_size: sequences at once.
-        advance: called after each batch with the number of its sequences, of which each token gives one.
 
     Returns:
         Nats, one for each sequence.
@@ -44,7 +40,7 @@ def pseudo_log_likelihoods(
                 items.append(([*ids[:position], mask_token_id, *ids[position + 1 :]], [position], [token]))
                 owners.append(owner)
     sums = [0.0] * len(sequences)
-    for owner, value in zip(owners, _log_probabilities(model, items, batch_size, advance), strict=True):
+    for owner, value in zip(owners, _log_probabilities(model, items, batch_size), strict=True):
         sums[owner] += value
     return sums
 
@@ -53,7 +49,6 @@ def unmasked_cross_entropies(
     model: PreTrainedModel,
     sequences: Sequence[Sequence[int]],
     batch_size: int = 128,
-    advance: Advance | None = None,
 ) -> list[float]:
     """Average -log p(token | the sequence itself) over all tokens, special ones too: BabyBERTa's scoring.
 
@@ -63,13 +58,12 @@ def unmasked_cross_entropies(
         model: masked language model, in evaluation mode.
         sequences: token ids with special tokens.
         batch_size: sequences at once.
-        advance: called after each batch with the number of its sequences.
 
     Returns:
         Nats a token, one for each sequence; lower is more probable.
     """
     items: list[_Item] = [(ids, range(len(ids)), ids) for ids in sequences]
-    sums = _log_probabilities(model, items, batch_size, advance)
+    sums = _log_probabilities(model, items, batch_size)
     return [-value / len(ids) for value, ids in zip(sums, sequences, strict=True)]
 
 
@@ -77,7 +71,6 @@ def log_likelihoods(
     model: PreTrainedModel,
     sequences: Sequence[Sequence[int]],
     batch_size: int = 128,
-    advance: Advance | None = None,
 ) -> list[float]:
     """Sum log p(token | those before it) over each sequence, but for its first token.
 
@@ -85,19 +78,16 @@ def log_likelihoods(
         model: decoder, in evaluation mode.
         sequences: token ids; the first one begins the text and is not scored.
         batch_size: sequences at once.
-        advance: called after each batch with the number of its sequences.
 
     Returns:
         Nats, one for each sequence.
     """
     items: list[_Item] = [(ids, range(len(ids) - 1), ids[1:]) for ids in sequences]
-    return _log_probabilities(model, items, batch_size, advance)
+    return _log_probabilities(model, items, batch_size)
 
 
 @torch.no_grad()
-def _log_probabilities(
-    model: PreTrainedModel, items: Sequence[_Item], batch_size: int, advance: Advance | None
-) -> list[float]:
+def _log_probabilities(model: PreTrainedModel, items: Sequence[_Item], batch_size: int) -> list[float]:
     """Sum the log-probabilities of each item's expected tokens."""
     sums = [0.0] * len(items)
     order = sorted(range(len(items)), key=lambda index: len(items[index][0]))
@@ -112,8 +102,6 @@ def _log_probabilities(
             chosen, torch.zeros(len(chosen), dtype=torch.float64).index_add(0, rows, found).tolist(), strict=True
         ):
             sums[index] = value
-        if advance is not None:
-            advance(len(chosen))
     return sums
 
 
