@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import os
 import subprocess
 import sys
 
@@ -173,7 +174,8 @@ def test_one_lost_tensor_is_an_error(tmp_path):
 def test_a_machine_without_the_plugin_refuses(tmp_path):
     trained("llama").save_pretrained(tmp_path)
     script = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    environment = {**os.environ, "SSA_HF_AUTOLOAD": "0"}
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert process.returncode != 0
     assert 'Specified `attn_implementation="ssa"` is not supported' in process.stderr
 

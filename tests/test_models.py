@@ -1,5 +1,6 @@
 """Models with attn_implementation="ssa": construction, switching, forward, causality, weights."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -209,7 +210,8 @@ from tests.softmax_run import run
 torch.save(run({family!r}), {str(tmp_path / "plain.pt")!r})
 assert "ssa_hf" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1])
+    environment = {**os.environ, "SSA_HF_AUTOLOAD": "0"}
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1], env=environment)
     with_plugin, without = run(family), torch.load(tmp_path / "plain.pt")
     assert with_plugin.keys() == without.keys()
     for name, value in without.items():

@@ -30,10 +30,11 @@ def test_wheel(tmp_path):
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    assert {path.name.split("-")[0] for path in site.iterdir()} == {"ssa_hf"}
+    assert {path.name.split("-")[0] for path in site.iterdir()} == {"ssa_hf", "ssa_hf_autoload"}
     assert (site / "ssa_hf" / "py.typed").is_file()
     script = """
-import ssa_hf, ssa_hf.patches.llama, ssa_hf.recipes.demo
+import ssa_hf, ssa_hf.patches.llama, ssa_hf.recipes.demo, ssa_hf_autoload
+assert ssa_hf_autoload.__file__.startswith(SITE)
 assert ssa_hf.__file__.startswith(SITE) and ssa_hf.patches.__file__.startswith(SITE), ssa_hf.__file__
 assert "alice" in ssa_hf.recipes.demo.read_text(None).lower()
 assert {"llama", "nemotron", "roberta"} <= {family.name for family in ssa_hf.registered_families()}

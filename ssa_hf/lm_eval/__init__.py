@@ -1,0 +1,1 @@
+"""lm-evaluation-harness with SSA: its command line, model types and tasks."""

@@ -1,0 +1,1 @@
+"""Tasks for lm-evaluation-harness, as its YAML files."""
