@@ -2,8 +2,8 @@
 
 import copy
 import json
-import pickle
 import os
+import pickle
 import subprocess
 import sys
 

@@ -8,9 +8,7 @@ Tasks: ssa_paper; ssa_paper_local, the same templates on files (--metadata data=
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
-TASKS = Path(__file__).parent / "tasks"
 MISSING = 'lm-eval is not installed: pip install "ssa_hf[eval]", or pip install lm-eval'
 
 
@@ -24,17 +22,11 @@ def main() -> int:
     from lm_eval.utils import setup_logging
 
     import ssa_hf.lm_eval.models  # noqa: F401 - registers the model types
-
-    class TaskManager(lm_eval.tasks.TaskManager):
-        """Knows this package's tasks besides the harness's and those of --include_path."""
-
-        def __init__(self, *args, include_path=None, **kwargs) -> None:  # type: ignore[no-untyped-def]
-            given = include_path if isinstance(include_path, list | tuple) else [include_path] if include_path else []
-            super().__init__(*args, include_path=[TASKS, *given], **kwargs)
+    from ssa_hf.lm_eval.tasks import TaskManager
 
     # The commands look it up there when they run.
-    lm_eval.tasks.TaskManager = TaskManager  # type: ignore[misc]
-    if len(sys.argv) == 2 and sys.argv[1] in ("-h", "--help"):
+    lm_eval.tasks.TaskManager = TaskManager
+    if sys.argv[1:] in (["-h"], ["--help"]):
         print(__doc__)
     setup_logging()
     command_line = HarnessCLI()

@@ -1,0 +1,225 @@
+"""Compare an SSA checkpoint with its softmax twin on lm-evaluation-harness tasks, beside the paper's figures.
+
+    python -m ssa_hf.recipes.compare_lm_eval --ssa runs/nemotron_114m_ssa --softmax runs/nemotron_114m_softmax
+
+Each of the two is a checkpoint, which is evaluated, or a JSON file of results that the harness (--output_path) or this
+command wrote. Writes ssa.json, softmax.json, comparison.json, comparison.md and comparison.png into --output_dir.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssa_hf.recipes.arguments import parse
+
+#: Of arXiv 2508.14685 (114M parameters): metric, softmax, SSA. cb and copa have few questions; wikitext is not there.
+PAPER: dict[str, tuple[str, float | None, float | None]] = {
+    "arc_easy": ("acc_norm", 0.2934, 0.5387),
+    "arc_challenge": ("acc_norm", 0.2398, 0.2713),
+    "boolq": ("acc", 0.3783, 0.5618),
+    "cb": ("acc", 0.1429, 0.4643),
+    "copa": ("acc", 0.59, 0.64),
+    "hellaswag": ("acc_norm", 0.2550, 0.3283),
+    "record": ("f1", 0.1983, 0.2482),
+    "winogrande": ("acc", 0.4972, 0.5178),
+    "wikitext": ("word_perplexity", None, None),
+}
+
+
+@dataclass
+class CompareArguments:
+    """What to compare, and on which tasks."""
+
+    ssa: str = field(metadata={"help": "SSA checkpoint, or JSON file of its results"})
+    softmax: str = field(metadata={"help": "softmax checkpoint, or JSON file of its results"})
+    tasks: list[str] = field(default_factory=lambda: ["ssa_paper"], metadata={"help": "tasks and groups"})
+    data: str | None = field(default=None, metadata={"help": "folder of the local tasks' files (ssa_paper_local)"})
+    batch_size: str = field(default="8", metadata={"help": "sequences at once, or auto"})
+    limit: int | None = field(default=None, metadata={"help": "first questions of each task; all by default"})
+    device: str = field(default="cuda" if torch.cuda.is_available() else "cpu", metadata={"help": "where to run"})
+    output_dir: str = field(default="runs/compare_lm_eval", metadata={"help": "folder for the results"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task: a metric of both models and their difference, with standard errors where the harness has them."""
+
+    task: str
+    metric: str
+    softmax: float
+    softmax_stderr: float | None
+    ssa: float
+    ssa_stderr: float | None
+    difference: float
+    difference_stderr: float | None
+    outside_error: bool | None
+    paper_softmax: float | None
+    paper_ssa: float | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the recipe; return the exit status."""
+    (options,) = parse((CompareArguments,), arguments, __doc__)
+    output = Path(options.output_dir)
+    try:
+        results = {
+            "softmax": results_of(options.softmax, "hf", options),
+            "ssa": results_of(options.ssa, "ssa", options),
+        }
+        rows = compare(results["softmax"], results["ssa"])
+    except (ImportError, OSError, ValueError) as error:
+        print(f"compare_lm_eval: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    output.mkdir(parents=True, exist_ok=True)
+    for name, by_task in results.items():
+        (output / f"{name}.json").write_text(json.dumps({"results": by_task}, indent=2) + "\n")
+    content: dict[str, Any] = {"options": vars(options), "rows": [asdict(row) for row in rows]}
+    (output / "comparison.json").write_text(json.dumps(content, indent=2) + "\n")
+    (output / "comparison.md").write_text(markdown(rows))
+    plot(rows, output / "comparison.png")
+    print(markdown(rows), end="")
+    return 0
+
+
+def results_of(source: str, model: str, options: CompareArguments) -> dict[str, dict[str, Any]]:
+    """Read the harness's results from a JSON file, or evaluate a checkpoint.
+
+    Args:
+        source: the file or checkpoint.
+        model: the harness's model type for a checkpoint.
+        options: tasks, data and how to run.
+
+    Returns:
+        The harness's "results": for each task its metrics, such as "acc,none" and "acc_stderr,none".
+
+    Raises:
+        ImportError: if a checkpoint is given and lm-eval is not installed.
+        OSError: if the file or checkpoint can't be read.
+        ValueError: for a file without results, or if the harness refuses.
+    """
+    if source.endswith(".json"):
+        try:
+            found: dict[str, dict[str, Any]] = json.loads(Path(source).read_text())["results"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{source} holds no results of lm-eval (a file that --output_path writes).") from error
+        return found
+    try:
+        from lm_eval import simple_evaluate
+    except ImportError as error:
+        raise ImportError('lm-eval is not installed: pip install "ssa_hf[eval]".') from error
+    import ssa_hf.lm_eval.models  # noqa: F401 - registers the model types
+    from ssa_hf.lm_eval.tasks import TaskManager
+
+    evaluated: dict[str, dict[str, dict[str, Any]]] = simple_evaluate(
+        model=model,
+        model_args={"pretrained": source},
+        tasks=options.tasks,
+        task_manager=TaskManager(metadata={"data": options.data}),
+        batch_size=options.batch_size,
+        limit=options.limit,
+        device=options.device,
+        log_samples=False,
+    )
+    return evaluated["results"]
+
+
+def compare(softmax: dict[str, dict[str, Any]], ssa: dict[str, dict[str, Any]]) -> list[Row]:
+    """Compare the tasks that both results have, each by the paper's metric.
+
+    A difference is outside the error if it is more than 1.96 of its standard errors, those of the two models taken
+    as independent. (They answer the same questions, so that is cautious.)
+
+    Raises:
+        ValueError: if they have no task in common.
+    """
+    rows = []
+    for task in softmax:
+        if task not in ssa or not (metric := _metric(task, softmax[task])):
+            continue
+        (before, before_error), (after, after_error) = (_value(results[task], metric) for results in (softmax, ssa))
+        error = None if before_error is None or after_error is None else math.hypot(before_error, after_error)
+        _, paper_softmax, paper_ssa = PAPER.get(task.removesuffix("_local"), ("", None, None))
+        rows.append(
+            Row(
+                task=task,
+                metric=metric,
+                softmax=before,
+                softmax_stderr=before_error,
+                ssa=after,
+                ssa_stderr=after_error,
+                difference=after - before,
+                difference_stderr=error,
+                outside_error=None if error is None else abs(after - before) > 1.96 * error,
+                paper_softmax=paper_softmax,
+                paper_ssa=paper_ssa,
+            )
+        )
+    if not rows:
+        raise ValueError(f"no task in common: softmax has {', '.join(softmax)}; SSA has {', '.join(ssa)}.")
+    return rows
+
+
+def _metric(task: str, results: dict[str, Any]) -> str | None:
+    """Name the paper's metric, or accuracy; None for a group without one."""
+    wanted = PAPER.get(task.removesuffix("_local"), ("acc",))[0]
+    return wanted if f"{wanted},none" in results else None
+
+
+def _value(results: dict[str, Any], metric: str) -> tuple[float, float | None]:
+    error = results.get(f"{metric}_stderr,none")
+    return float(results[f"{metric},none"]), float(error) if isinstance(error, int | float) else None
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Tabulate the comparison."""
+    lines = [
+        "| task | metric | softmax | SSA | SSA - softmax | outside the error | paper: softmax | SSA |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        outside = "-" if row.outside_error is None else "yes" if row.outside_error else "no"
+        cells = [
+            row.task,
+            row.metric,
+            _measured(row.softmax, row.softmax_stderr),
+            _measured(row.ssa, row.ssa_stderr),
+            _measured(row.difference, row.difference_stderr, sign="+"),
+            outside,
+            *("-" if value is None else f"{value:.4f}" for value in (row.paper_softmax, row.paper_ssa)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _measured(value: float, error: float | None, sign: str = "") -> str:
+    return f"{value:{sign}.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw both models' scores with their standard errors, and the paper's; perplexities are left out."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if "perplexity" not in row.metric]
+    figure = Figure(figsize=(2 + 1.2 * len(rows), 4), layout="constrained")
+    axes = figure.subplots()
+    for index, (label, name) in enumerate((("softmax", "softmax"), ("SSA", "ssa"))):
+        places = [position + 0.4 * index for position in range(len(rows))]
+        errors = [getattr(row, f"{name}_stderr") or 0.0 for row in rows]
+        axes.bar(places, [getattr(row, name) for row in rows], 0.4, yerr=errors, label=label, capsize=2)
+        paper = [math.nan if (value := getattr(row, f"paper_{name}")) is None else value for row in rows]
+        axes.plot(places, paper, "k_", markersize=12, label=None if index else "paper (114M)")
+    axes.set_xticks([position + 0.2 for position in range(len(rows))], [f"{row.task}\n{row.metric}" for row in rows])
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_ylabel("score")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
