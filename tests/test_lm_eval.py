@@ -1,5 +1,6 @@
 """lm-evaluation-harness: model types, tasks, the command line and the comparison."""
 
+import functools
 import itertools
 import json
 import math
@@ -68,7 +69,8 @@ def data(tmp_path_factory):
 
 
 def evaluate(model, tasks, data, **options):
-    manager = TaskManager(metadata={"data": str(data)})
+    # Without the harness's own tasks, of which the index takes ten seconds.
+    manager = TaskManager(metadata={"data": str(data)}, include_defaults=False)
     return lm_eval.simple_evaluate(
         model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0, device="cpu", **options
     )
@@ -104,9 +106,7 @@ def test_log_likelihoods_do_not_depend_on_the_batch_size_and_equal_the_models_ow
 
 def test_local_tasks_ask_what_the_harness_asks(data):
     manager = TaskManager(metadata={"data": str(data)})
-    tasks = lm_eval.tasks.get_task_dict(
-        ["arc_easy_local", "arc_challenge_local", "boolq_local", "hellaswag_local"], manager
-    )
+    tasks = manager.load(["arc_easy_local", "arc_challenge_local", "boolq_local", "hellaswag_local"])["tasks"]
     for name, folder in {
         "arc_easy": "arc",
         "arc_challenge": "arc",
@@ -143,9 +143,9 @@ def test_zorro_through_the_harness_is_what_the_probe_measures(checkpoints, data)
 
 
 def test_every_paradigm_of_zorro_is_a_task(shared_data):
-    manager = TaskManager()
+    manager = TaskManager(include_defaults=False)
     files = {path.name for path in (shared_data / "zorro").glob("*-*.txt")}
-    tasks = [name for name in manager.task_index["zorro"].cfg["task"]]
+    tasks = manager.task_index["zorro"].cfg["task"]
     assert len(tasks) == len(files) == 23
     assert {manager.task_index[name].cfg["dataset_kwargs"]["file"] for name in tasks} == files
 
@@ -215,6 +215,8 @@ def test_errors_are_a_line_with_the_remedy(checkpoints, data, monkeypatch, capsy
     command = ["lm_eval", "--model", model, "--device", "cpu", "--model_args", *arguments.split()]
     monkeypatch.setattr(sys, "argv", command)
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", lm_eval.tasks.TaskManager)  # main replaces it
+    quick = functools.partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr("ssa_hf.lm_eval.tasks.TaskManager", quick)
     assert main() == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("ssa_hf.lm_eval: ")
@@ -232,7 +234,9 @@ def test_without_lm_eval_the_command_says_how_to_install_it(monkeypatch, capsys)
 def test_a_softmax_checkpoint_can_be_converted_on_purpose(checkpoints):
     model = SSALM(pretrained=str(checkpoints / "softmax"), convert=True, device="cpu").model
     assert model.config._attn_implementation == "ssa"
-    assert not hasattr(HFLM(pretrained=str(checkpoints / "softmax"), device="cpu").model.config, "ssa_norm")
+    softmax = HFLM(pretrained=str(checkpoints / "softmax"), device="cpu").model
+    with pytest.raises(ValueError, match="does not use SSA attention"):
+        SSALM(pretrained=softmax)
 
 
 def test_a_comparison_of_results_files(tmp_path, capsys):

@@ -35,7 +35,7 @@ class SSALM(HFLM):
     def __init__(self, pretrained: str | PreTrainedModel, convert: bool = False, **kwargs: Any) -> None:
         self._convert = convert
         super().__init__(pretrained, attn_implementation="ssa", **kwargs)
-        if self.config._attn_implementation != "ssa":
+        if self.model.config._attn_implementation != "ssa":
             raise ValueError("the model given does not use SSA attention: model.set_attn_implementation('ssa').")
 
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
