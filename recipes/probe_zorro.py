@@ -175,6 +175,11 @@ def score(
     return log_likelihoods(model, [[begin, *sentence] for sentence in ids], batch_size)
 
 
+def phenomenon(paradigm: str) -> str:
+    """Return the phenomenon that a paradigm belongs to: "filler-gap" for "filler-gap-wh_question_object"."""
+    return paradigm.rpartition("-")[0]
+
+
 def summarise(by_model: dict[str, dict[str, list[float]]], name: str) -> dict[str, dict[str, Any]]:
     """Return accuracy, its 95% interval (Wilson), ties and exact McNemar p against the first model.
 
@@ -183,8 +188,9 @@ def summarise(by_model: dict[str, dict[str, list[float]]], name: str) -> dict[st
     first = next(iter(by_model))
     groups: dict[str, list[str]] = {}
     for paradigm in by_model[name]:
-        for group in (paradigm, paradigm.split("-")[0], "all"):
+        for group in (paradigm, phenomenon(paradigm)):
             groups.setdefault(group, []).append(paradigm)
+    groups["all"] = list(by_model[name])
     summary = {}
     for group, members in groups.items():
         ahead = [value for paradigm in members for value in by_model[name][paradigm]]
@@ -236,7 +242,9 @@ def plot(results: dict[str, dict[str, dict[str, dict[str, Any]]]], path: Path) -
     for axes, (scoring, by_model) in zip(
         figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True
     ):
-        groups = [group for group in next(iter(by_model.values())) if "-" in group or group == "all"]
+        groups = list(next(iter(by_model.values())))
+        phenomena = {phenomenon(group) for group in groups}
+        groups = [group for group in groups if group not in phenomena]
         height = 0.8 / len(by_model)
         for index, (name, summary) in enumerate(by_model.items()):
             accuracy = [100 * summary[group]["accuracy"] for group in groups]

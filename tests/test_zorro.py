@@ -49,11 +49,11 @@ def test_malformed_files_are_refused_with_file_and_line(folder, content, message
 
 
 def test_statistics():
-    first = {"agreement-one": [1.0, 1.0, -1.0, 0.0], "case-two": [1.0, -1.0]}
-    second = {"agreement-one": [1.0, -1.0, 1.0, 1.0], "case-two": [1.0, 1e-7]}
+    first = {"agreement-one": [1.0, 1.0, -1.0, 0.0], "case-gap-two": [1.0, -1.0]}
+    second = {"agreement-one": [1.0, -1.0, 1.0, 1.0], "case-gap-two": [1.0, 1e-7]}
     by_model = {"first": first, "second": second}
     summary = probe_zorro.summarise(by_model, "second")
-    assert list(summary) == ["agreement-one", "agreement", "all", "case-two", "case"]
+    assert list(summary) == ["agreement-one", "agreement", "case-gap-two", "case-gap", "all"]
     assert summary["agreement-one"] | {"interval": None, "mcnemar_p": None} == {
         "accuracy": 0.75,
         "interval": None,
