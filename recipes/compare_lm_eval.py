@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ssa_hf.lm_eval import MISSING
 from ssa_hf.recipes.arguments import parse
 
 #: Of arXiv 2508.14685 (114M parameters): metric, softmax, SSA. cb and copa have few questions; wikitext is not there.
@@ -81,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (output / f"{name}.json").write_text(json.dumps({"results": by_task}, indent=2) + "\n")
     content: dict[str, Any] = {"options": vars(options), "rows": [asdict(row) for row in rows]}
     (output / "comparison.json").write_text(json.dumps(content, indent=2) + "\n")
-    (output / "comparison.md").write_text(markdown(rows))
+    table = markdown(rows)
+    (output / "comparison.md").write_text(table)
     plot(rows, output / "comparison.png")
-    print(markdown(rows), end="")
+    print(table, end="")
     return 0
 
 
@@ -112,7 +114,7 @@ def results_of(source: str, model: str, options: CompareArguments) -> dict[str, 
     try:
         from lm_eval import simple_evaluate
     except ImportError as error:
-        raise ImportError('lm-eval is not installed: pip install "ssa_hf[eval]".') from error
+        raise ImportError(MISSING) from error
     import ssa_hf.lm_eval.models  # noqa: F401 - registers the model types
     from ssa_hf.lm_eval.tasks import TaskManager
 
@@ -140,11 +142,12 @@ def compare(softmax: dict[str, dict[str, Any]], ssa: dict[str, dict[str, Any]]) 
     """
     rows = []
     for task in softmax:
-        if task not in ssa or not (metric := _metric(task, softmax[task])):
+        # Without a figure of the paper's: accuracy, which a group may not have.
+        metric, paper_softmax, paper_ssa = PAPER.get(task.removesuffix("_local"), ("acc", None, None))
+        if task not in ssa or f"{metric},none" not in softmax[task]:
             continue
         (before, before_error), (after, after_error) = (_value(results[task], metric) for results in (softmax, ssa))
         error = None if before_error is None or after_error is None else math.hypot(before_error, after_error)
-        _, paper_softmax, paper_ssa = PAPER.get(task.removesuffix("_local"), ("", None, None))
         rows.append(
             Row(
                 task=task,
@@ -163,12 +166,6 @@ def compare(softmax: dict[str, dict[str, Any]], ssa: dict[str, dict[str, Any]]) 
     if not rows:
         raise ValueError(f"no task in common: softmax has {', '.join(softmax)}; SSA has {', '.join(ssa)}.")
     return rows
-
-
-def _metric(task: str, results: dict[str, Any]) -> str | None:
-    """Name the paper's metric, or accuracy; None for a group without one."""
-    wanted = PAPER.get(task.removesuffix("_local"), ("acc",))[0]
-    return wanted if f"{wanted},none" in results else None
 
 
 def _value(results: dict[str, Any], metric: str) -> tuple[float, float | None]:

@@ -30,7 +30,7 @@ from transformers import (
 
 from ssa_hf.likelihood import log_likelihoods, pseudo_log_likelihoods, unmasked_cross_entropies
 from ssa_hf.recipes.arguments import parse
-from ssa_hf.recipes.sentences import read_lines
+from ssa_hf.recipes.sentences import read_pairs
 
 #: Accuracies in % of the paper (arXiv 2508.14685): softmax, the better of SSA-1.5 and SSA-2, and which it was.
 PAPER = {
@@ -102,13 +102,7 @@ def read_paradigms(folder: Path, pairs: int | None = None) -> dict[str, list[str
     """
     paradigms = {}
     for path in sorted(folder.glob("*-*.txt")):
-        sentences = []
-        for number, line in enumerate(read_lines(path), start=1):
-            if not line.strip():
-                raise ValueError(f"{path}, line {number}: blank; every line must be a sentence.")
-            sentences.append(line.strip())
-        if not sentences or len(sentences) % 2:
-            raise ValueError(f"{path}, line {len(sentences)}: the last sentence has no partner; lines must be pairs.")
+        sentences = read_pairs(path)
         paradigms[path.stem] = sentences if pairs is None else sentences[: 2 * pairs]
     if not paradigms:
         raise ValueError(f"{folder} has no files PHENOMENON-PARADIGM.txt: give the folder with Zorro's sentences.")

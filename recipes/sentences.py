@@ -29,6 +29,22 @@ def read_lines(path: Path) -> Iterator[str]:
         raise ValueError(f"cannot read {path}: {error.strerror}.") from error
 
 
+def read_pairs(path: Path) -> list[str]:
+    """Read minimal pairs, Zorro's format: each ungrammatical sentence before its grammatical partner.
+
+    Raises:
+        ValueError: with file and line, for no or an odd number of lines, a blank line or bytes that are not UTF-8.
+    """
+    sentences = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            raise ValueError(f"{path}, line {number}: blank; every line must be a sentence.")
+        sentences.append(line.strip())
+    if not sentences or len(sentences) % 2:
+        raise ValueError(f"{path}, line {len(sentences)}: the last sentence has no partner; lines must be pairs.")
+    return sentences
+
+
 @dataclass
 class SentenceCounts:
     """What became of the lines of a corpus."""

@@ -9,7 +9,7 @@ Tasks: ssa_paper; ssa_paper_local, the same templates on files (--metadata data=
 import sys
 from importlib.util import find_spec
 
-MISSING = 'lm-eval is not installed: pip install "ssa_hf[eval]", or pip install lm-eval'
+from ssa_hf.lm_eval import MISSING
 
 
 def main() -> int:
