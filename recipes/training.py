@@ -150,7 +150,7 @@ class RecipeTrainer(Trainer):
         """
         model: PreTrainedModel = self.accelerator.unwrap_model(self.model)
         config = model.config
-        tokens = inputs["input_ids"]
+        tokens = inputs[model.main_input_name]
         width = config.num_attention_heads * getattr(
             config, "head_dim", config.hidden_size // config.num_attention_heads
         )

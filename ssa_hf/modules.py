@@ -28,7 +28,7 @@ def synchronize(model: PreTrainedModel) -> None:
             attention at all, or ``config.ssa`` is not valid. Nothing is attached or detached then.
     """
     attached, detached = [], []
-    for module, config in _attention_modules(model, model.config):
+    for module, config in attention_modules(model, model.config):
         if config._attn_implementation != IMPLEMENTATION:
             detached.append(module)
         else:
@@ -55,7 +55,7 @@ def own_config(module: nn.Module) -> PreTrainedConfig | None:
     return config if isinstance(config, PreTrainedConfig) else None
 
 
-def _attention_modules(module: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[nn.Module, PreTrainedConfig]]:
+def attention_modules(module: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[nn.Module, PreTrainedConfig]]:
     """Yield the innermost attention modules, each with the config that chooses its implementation.
 
     A module counts if its family is registered, or if its class is called attention and nothing in it is:
@@ -65,7 +65,7 @@ def _attention_modules(module: nn.Module, config: PreTrainedConfig) -> Iterator[
     if find_family(type(module)) is not None:
         yield module, config
         return
-    inner = [found for child in module.children() for found in _attention_modules(child, config)]
+    inner = [found for child in module.children() for found in attention_modules(child, config)]
     if not inner and "Attention" in type(module).__name__ and any(True for _ in module.parameters()):
         yield module, config
     yield from inner

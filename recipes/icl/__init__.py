@@ -1,0 +1,1 @@
+"""In-context learning of quantifiers and linear functions: tasks, model, evaluation, figures, and the command."""
