@@ -3,12 +3,13 @@
 Importing this package registers "ssa"; :func:`unregister` takes it back.
 """
 
-from ssa_hf.config import PRESETS, SSAConfig
 from ssa_hf.families import Family, register_family, registered_families
 from ssa_hf.functional import ssa_attention
 from ssa_hf.norm import SSANorm
-from ssa_hf.registration import register, unregister
+from ssa_hf.registration import register, register_scoring, unregister
 from ssa_hf.scoring import ssa_logits
+from ssa_hf.scorings import Scoring, WeightScoring, registered_scorings
+from ssa_hf.scorings.ssa import PRESETS, SSAConfig
 
 __version__ = "0.1.0"
 
@@ -17,9 +18,13 @@ __all__ = [
     "Family",
     "SSAConfig",
     "SSANorm",
+    "Scoring",
+    "WeightScoring",
     "register",
     "register_family",
+    "register_scoring",
     "registered_families",
+    "registered_scorings",
     "ssa_attention",
     "ssa_logits",
     "unregister",

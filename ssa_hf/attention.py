@@ -1,12 +1,11 @@
-"""What "ssa" names in Transformers: its attention function and its mask function."""
+"""What a scoring's name stands for in Transformers: its attention function."""
 
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.masking_utils import sdpa_mask
 from transformers.utils import output_capturing
 
-from ssa_hf.functional import attend
+from ssa_hf.scorings import Scoring
 
 _UNSUPPORTED = {
     "s_aux": "attention sinks",
@@ -15,7 +14,8 @@ _UNSUPPORTED = {
 }
 
 
-def ssa_attention_forward(
+def attention_forward(
+    scoring: type[Scoring],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -27,15 +27,17 @@ def ssa_attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function registered as "ssa" in ``AttentionInterface``.
+    """Attention function registered for each scoring in ``AttentionInterface``.
 
     Args:
-        module: attention module with an ``ssa_norm``.
+        scoring: which one.
+        module: attention module with the scoring's parameters.
         query: (batch, query_heads, query_length, head_dim).
         key: (batch, key_heads, key_length, head_dim).
         value: (batch, key_heads, key_length, value_dim).
-        attention_mask: 4-D mask, boolean or float. None means no padding: then ``is_causal``, else
-            ``module.is_causal``, decides about causality, and ``sliding_window`` applies.
+        attention_mask: what the scoring's mask function made. None means no padding; then, and with a 2-D mask,
+            which tells of padding alone, ``is_causal``, else ``module.is_causal``, decides about causality, and
+            ``sliding_window`` applies.
         scaling: factor on query·key, 1/sqrt(head_dim) by default.
         dropout: dropout on the weights.
         is_causal: overrides ``module.is_causal``.
@@ -47,31 +49,31 @@ def ssa_attention_forward(
         the weights (batch, query_heads, query_length, key_length) in query's dtype, else None.
 
     Raises:
-        ValueError: if the module has no ``ssa_norm``, or for a feature that SSA does not implement.
+        ValueError: if the module has no parameters of the scoring, or for a feature that it does not implement.
     """
-    ssa_norm = getattr(module, "ssa_norm", None)
-    if ssa_norm is None:
+    parameters = getattr(module, scoring.attribute(), None)
+    if parameters is None:
         raise ValueError(
-            f"{type(module).__name__} has no SSA parameters. Choose SSA when the model is built "
-            '(attn_implementation="ssa") or with model.set_attn_implementation("ssa"), not by writing to the '
-            "config; a class that SSA does not know needs ssa_hf.register_family(...) first."
+            f"{type(module).__name__} has no {scoring.name} parameters. Choose the attention when the model is built "
+            f'(attn_implementation="{scoring.name}") or with model.set_attn_implementation("{scoring.name}"), not by '
+            "writing to the config; a class that ssa_hf does not know needs ssa_hf.register_family(...) first."
         )
-    _refuse_unsupported(kwargs)
-    if attention_mask is not None and attention_mask.dim() != 4:
+    for argument, feature in _UNSUPPORTED.items():
+        if kwargs.get(argument) is not None:
+            raise ValueError(f'"{scoring.name}" does not implement {feature} (`{argument}`): use "eager" attention.')
+    if attention_mask is not None and attention_mask.dim() != scoring.mask_dim:
         raise ValueError(
-            f"SSA takes a 4-D attention mask here, got shape {tuple(attention_mask.shape)}: "
-            "the model's mask function was bypassed."
+            f'"{scoring.name}" takes a {scoring.mask_dim}-D attention mask here, got shape '
+            f"{tuple(attention_mask.shape)}: the model's mask function was bypassed."
         )
     causal = False
-    if attention_mask is None:
+    if attention_mask is None or scoring.mask_dim == 2:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    b, n = ssa_norm()
-    output, weights = attend(
+    output, weights = parameters.config.attend(
+        parameters,
         query,
         key,
         value,
-        b,
-        n,
         attn_mask=attention_mask,
         is_causal=causal,
         sliding_window=sliding_window if causal else None,
@@ -80,22 +82,6 @@ def ssa_attention_forward(
         return_weights=_attentions_wanted(kwargs),
     )
     return output.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
-
-
-def ssa_mask(*, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **kwargs: Any) -> Tensor | None:
-    """Mask function registered as "ssa" in ``AttentionMaskInterface``: SDPA's boolean masks.
-
-    SDPA also skips the mask when a static cache is filled for the first time, counting on its top-left
-    alignment of ``is_causal``. Ours is bottom-right, so that mask is kept.
-    """
-    skip = allow_is_causal_skip and (q_length == 1 or q_length == kv_length)
-    return sdpa_mask(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **kwargs)
-
-
-def _refuse_unsupported(kwargs: dict[str, Any]) -> None:
-    for argument, feature in _UNSUPPORTED.items():
-        if kwargs.get(argument) is not None:
-            raise ValueError(f'SSA does not implement {feature} (`{argument}`): use attn_implementation="eager".')
 
 
 def _attentions_wanted(kwargs: dict[str, Any]) -> bool:

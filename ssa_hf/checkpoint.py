@@ -1,29 +1,28 @@
-"""Rules for SSA parameters in checkpoints: nothing is lost or made up in silence."""
+"""Rules for scoring parameters in checkpoints: nothing is lost or made up in silence."""
 
 import logging
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ssa_hf.modules import IMPLEMENTATION
+from ssa_hf.scorings import Scoring, find_scoring, registered_scorings
 
 logger = logging.getLogger(__name__)
 
-_MARK = ".ssa_norm."
-
 
 def write_implementation(config_dict: dict[str, Any]) -> None:
-    """Keep "ssa" in a serialised config, from which transformers strips the attention implementation.
+    """Keep a scoring's name in a serialised config, from which transformers strips the attention implementation.
 
-    Without it, the checkpoint would reload as a softmax model. With it, it reloads with SSA, and a machine
+    Without it, the checkpoint would reload as a softmax model. With it, it reloads with its scoring, and a machine
     without this package refuses it.
     """
-    if config_dict.get("_attn_implementation_internal") == IMPLEMENTATION:
-        config_dict["attn_implementation"] = IMPLEMENTATION
+    implementation = config_dict.get("_attn_implementation_internal")
+    if find_scoring(implementation) is not None:
+        config_dict["attn_implementation"] = implementation
 
 
 def check_loaded_keys(model: PreTrainedModel, missing: set[str], unexpected: set[str]) -> None:
-    """Check that b and n of a checkpoint found their place in the model.
+    """Check that the scoring parameters of a checkpoint found their place in the model.
 
     Args:
         model: the model that the checkpoint was loaded into.
@@ -31,27 +30,37 @@ def check_loaded_keys(model: PreTrainedModel, missing: set[str], unexpected: set
         unexpected: keys of the checkpoint that the model lacks.
 
     Raises:
-        ValueError: if an SSA model got the b and n of some attention modules only, or was offered more than
-            it has. (A softmax checkpoint has none at all: then all keep their initial values.)
+        ValueError: if a model got the parameters of some attention modules only, or was offered more than it has. (A
+            softmax checkpoint has none at all: then all keep their initial values.)
     """
-    expected = {name for name in model.state_dict() if _MARK in f".{name}"}
-    lost = sorted(name for name in unexpected if _MARK in f".{name}")
-    absent = sorted(expected & missing)
-    if not expected and lost:
-        modules = {name.rpartition(".")[0] for name in lost}
+    expected = _by_scoring(set(model.state_dict()))
+    offered = _by_scoring(unexpected)
+    for scoring in offered.keys() - expected.keys():
+        modules = {name.rpartition(".")[0] for name in offered[scoring]}
         logger.warning(
-            "This checkpoint was trained with SSA attention, but %s is being loaded with attn_implementation=%r: "
-            "the learned b and n of %d attention modules (%s, ...) are LOST and its outputs will be wrong. "
-            'Load it without attn_implementation, or with "ssa".',
+            "This checkpoint was trained with %s attention, but %s is being loaded with attn_implementation=%r: "
+            "the learned parameters of %d attention modules (%s, ...) are LOST and its outputs will be wrong. "
+            'Load it without attn_implementation, or with "%s".',
+            scoring.name,
             type(model).__name__,
             model.config._attn_implementation,
             len(modules),
             min(modules),
+            scoring.name,
         )
-    elif expected and (lost or (absent and len(absent) < len(expected))):
-        found = len(expected) - len(absent)
-        raise ValueError(
-            f"The checkpoint's SSA parameters do not match {type(model).__name__}: of {len(expected)} expected tensors "
-            f"{found} are there, and {len(lost)} belong to no module of the model (first: "
-            f"{(absent + lost)[0]}). The numbers of layers must be equal."
-        )
+    for scoring, names in expected.items():
+        absent, lost = sorted(names & missing), sorted(offered.get(scoring, ()))
+        if lost or (absent and len(absent) < len(names)):
+            raise ValueError(
+                f"The checkpoint's {scoring.name} parameters do not match {type(model).__name__}: of {len(names)} "
+                f"expected tensors {len(names) - len(absent)} are there, and {len(lost)} belong to no module of the "
+                f"model (first: {(absent + lost)[0]}). The numbers of layers must be equal."
+            )
+
+
+def _by_scoring(names: set[str]) -> dict[type[Scoring], set[str]]:
+    found: dict[type[Scoring], set[str]] = {}
+    for scoring in registered_scorings():
+        if own := {name for name in names if f".{scoring.attribute()}." in f".{name}"}:
+            found[scoring] = own
+    return found

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from ssa_hf.modules import attention_modules
+from ssa_hf.modules import attention_modules, scoring_parameters
 
 #: A query attends to the sink if the first token has more than this weight (Gu et al., 2025, arXiv 2410.10781).
 SINK_THRESHOLD = 0.3
@@ -91,7 +91,7 @@ def observed_weights(model: PreTrainedModel, observe: Callable[[str, Tensor], No
     """Within the context, call ``observe(name, weights)`` for each attention module that runs.
 
     ``weights`` is (batch, heads, query length, key length). Softmax models run with "eager", the only one of
-    Transformers' implementations that forms the weights; SSA models with SSA.
+    Transformers' implementations that forms the weights; models with a scoring of this package with that.
 
     Raises:
         ValueError: if the model has no attention modules or is an encoder-decoder, and, when it runs, if an
@@ -113,14 +113,15 @@ def observed_weights(model: PreTrainedModel, observe: Callable[[str, Tensor], No
         return (output[0], None, *output[2:])  # no one keeps the map
 
     implementation, training = model.config._attn_implementation, model.training
-    softmax = not any(hasattr(module, "ssa_norm") for module in modules)
+    ours = {module: scoring_parameters(module) is not None for module in modules}
+    softmax = not any(ours.values())
     hooks = []
     try:
         model.eval()
         if softmax:
             model.set_attn_implementation("eager")
         for module in modules:
-            if hasattr(module, "ssa_norm") or "output_attentions" in inspect.signature(module.forward).parameters:
+            if ours[module] or "output_attentions" in inspect.signature(module.forward).parameters:
                 hooks.append(module.register_forward_pre_hook(_ask_for_weights, with_kwargs=True))
             hooks.append(module.register_forward_hook(reduce))
         yield

@@ -102,11 +102,7 @@ def attend(
     Weights have the shape (batch, query_heads, query_length, key_length); only the reference backend
     forms them, and "auto" chooses it then.
     """
-    _check_shapes(query, key, value, enable_gqa)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}.")
-    if sliding_window is not None and (not is_causal or sliding_window < 1):
-        raise ValueError(f"sliding_window must be at least 1, with is_causal=True; got {sliding_window}.")
+    _check_arguments(query, key, value, enable_gqa, is_causal, sliding_window, dropout_p)
     b, n = _per_head(b, "b", query), _per_head(n, "n", query)
     bias, allowed = _split_mask(attn_mask, query, key)
     _check_documents(document_ids, query, key)
@@ -126,7 +122,43 @@ def attend(
     )
     if backend == "blocked":
         return blocked.attention(query, key, value, b, n, **arguments), None  # type: ignore[arg-type]
-    output, weights = reference.attention(query, key, value, b, n, **arguments)  # type: ignore[arg-type]
+    output, weights = reference.attention(query, key, value, b, n, **arguments)
+    return output, weights if return_weights else None
+
+
+def attend_by_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weigh: reference.Weigh,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    sliding_window: int | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    return_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend with weights that a function makes of the scores, in plain PyTorch and memory O(length²).
+
+    Arguments and results are those of :func:`attend`; ``weigh`` is described in
+    :func:`ssa_hf.kernels.reference.scored_attention`.
+    """
+    _check_arguments(query, key, value, True, is_causal, sliding_window, dropout_p)
+    bias, allowed = _split_mask(attn_mask, query, key)
+    output, weights = reference.scored_attention(
+        query,
+        key,
+        value,
+        weigh,
+        bias=bias,
+        allowed=allowed,
+        is_causal=is_causal,
+        window=sliding_window,
+        documents=None,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        dropout_p=dropout_p,
+    )
     return output, weights if return_weights else None
 
 
@@ -238,7 +270,19 @@ def _fused(
     return output.to(value.dtype)
 
 
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def _check_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    enable_gqa: bool,
+    is_causal: bool,
+    sliding_window: int | None,
+    dropout_p: float,
+) -> None:
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}.")
+    if sliding_window is not None and (not is_causal or sliding_window < 1):
+        raise ValueError(f"sliding_window must be at least 1, with is_causal=True; got {sliding_window}.")
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:

@@ -1,4 +1,4 @@
-"""Giving attention modules their SSANorm, and taking it away again."""
+"""Giving attention modules the parameters of their scoring, and taking them away again."""
 
 import logging
 import sys
@@ -8,45 +8,57 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from ssa_hf.config import SSAConfig
 from ssa_hf.families import Family, find_family, registered_families
-from ssa_hf.norm import SSANorm
+from ssa_hf.parameters import ScoringParameters
+from ssa_hf.scorings import Scoring, find_scoring, registered_scorings
 
 logger = logging.getLogger(__name__)
 
-IMPLEMENTATION = "ssa"
+# Where an attention module keeps the parameters of scorings that it does not use now.
+_ASIDE = "_detached_scorings"
 
 
 def synchronize(model: PreTrainedModel) -> None:
-    """Make the SSANorms of a model agree with its config(s): attach where "ssa" is asked for, else detach.
+    """Make the scoring parameters in a model agree with its config(s): attach what they ask for, detach the rest.
 
-    A detached SSANorm is kept aside, so that switching back restores the trained values and an optimiser
-    that holds the parameters stays valid. ``config.ssa`` is rewritten in full, as a plain dict.
+    What is detached is kept aside, so that switching back restores the trained values and an optimiser that holds the
+    parameters stays valid. A scoring's options are rewritten in the config in full, as a plain dict.
 
     Raises:
-        ValueError: if an attention module that should use SSA is of an unknown class, the model has no
-            attention at all, or ``config.ssa`` is not valid. Nothing is attached or detached then.
+        ValueError: if an attention module that should use a scoring is of an unknown class, the model has no
+            attention at all, or the options are not valid. Nothing is attached or detached then.
     """
-    attached, detached = [], []
+    wanted: list[tuple[nn.Module, PreTrainedConfig, Family, type[Scoring]]] = []
+    detached: list[tuple[nn.Module, type[Scoring] | None]] = []
     for module, config in attention_modules(model, model.config):
-        if config._attn_implementation != IMPLEMENTATION:
-            detached.append(module)
-        else:
-            attached.append((module, config, _supported_family(module)))
-    if model.config._attn_implementation == IMPLEMENTATION and not attached:
-        raise ValueError(f"{type(model).__name__} has no attention module whose scoring SSA could replace.")
-    options = {id(config): SSAConfig.from_any(getattr(config, "ssa", None)) for _, config, _ in attached}
-    for module, config, family in attached:
-        config.ssa = options[id(config)].to_dict()
+        scoring = find_scoring(config._attn_implementation)
+        detached.append((module, scoring))
+        if scoring is not None:
+            wanted.append((module, config, _supported_family(module, scoring), scoring))
+    if not wanted and (scoring := find_scoring(model.config._attn_implementation)):
+        raise ValueError(f"{type(model).__name__} has no attention module whose scoring {scoring.name} could replace.")
+    options = {
+        id(config): scoring.from_any(getattr(config, scoring.options_key(), None)) for _, config, _, scoring in wanted
+    }
+    for module, config, family, scoring in wanted:
+        if written := options[id(config)].to_dict():
+            setattr(config, scoring.options_key(), written)
         _attach(module, family, options[id(config)])
-    removed = [_detach(module) for module in detached]
-    if any(removed):
+    removed = [scoring for module, wanted_scoring in detached for scoring in _detach(module, wanted_scoring)]
+    for scoring in dict.fromkeys(removed):
         logger.warning(
-            "%s no longer uses SSA: the b and n of %d attention modules are set aside, and saving the model now "
-            'loses them. set_attn_implementation("ssa") brings them back.',
+            "%s no longer uses %s attention: the trained parameters of %d attention modules are set aside, and saving "
+            'the model now loses them. set_attn_implementation("%s") brings them back.',
             type(model).__name__,
-            sum(removed),
+            scoring.name,
+            removed.count(scoring),
+            scoring.name,
         )
+
+
+def scoring_parameters(module: nn.Module) -> ScoringParameters | None:
+    """Return the scoring parameters that an attention module holds, None if it computes softmax in its own way."""
+    return next((child for child in module.children() if isinstance(child, ScoringParameters)), None)
 
 
 def own_config(module: nn.Module) -> PreTrainedConfig | None:
@@ -71,20 +83,20 @@ def attention_modules(module: nn.Module, config: PreTrainedConfig) -> Iterator[t
     yield from inner
 
 
-def _supported_family(module: nn.Module) -> Family:
+def _supported_family(module: nn.Module, scoring: type[Scoring]) -> Family:
     cls = type(module)
     family = find_family(cls)
     if family is None:
         known = ", ".join(family.name for family in registered_families())
         raise ValueError(
-            f"SSA does not know the attention class {cls.__name__}; known families: {known}. If it uses "
+            f"{scoring.name} attention does not know the class {cls.__name__}; known families: {known}. If it uses "
             "transformers' ALL_ATTENTION_FUNCTIONS, register it before the model is built:\n"
             f'    ssa_hf.register_family("my-family", "{cls.__module__}.{cls.__qualname__}")'
         )
     if not _uses_attention_interface(cls):
         raise ValueError(
             f"{cls.__module__}.{cls.__qualname__} does not go through transformers' ALL_ATTENTION_FUNCTIONS, "
-            "so it would go on computing its own attention; SSA can't be used with it."
+            f"so it would go on computing its own attention; {scoring.name} can't be used with it."
         )
     return family
 
@@ -94,18 +106,27 @@ def _uses_attention_interface(cls: type) -> bool:
     return any(isinstance(value, AttentionInterface) for scope in scopes for value in scope.values())
 
 
-def _attach(module: nn.Module, family: Family, options: SSAConfig) -> None:
-    if hasattr(module, "ssa_norm"):
+def _attach(module: nn.Module, family: Family, scoring: Scoring) -> None:
+    name = scoring.attribute()
+    if hasattr(module, name):
         return
     device = next(module.parameters()).device
-    kept = module.__dict__.pop("_detached_ssa_norm", None)
-    module.ssa_norm = SSANorm(family.num_heads(module), options, device) if kept is None else kept[0].to(device)
+    kept = module.__dict__.get(_ASIDE, {}).pop(name, None)
+    made = scoring.parameters(family.num_heads(module), device) if kept is None else kept.to(device)
+    module.add_module(name, made)
 
 
-def _detach(module: nn.Module) -> bool:
-    if not hasattr(module, "ssa_norm"):
-        return False
-    # In a tuple, it is no submodule: neither saved, nor trained, nor counted.
-    module.__dict__["_detached_ssa_norm"] = (module.ssa_norm,)
-    del module.ssa_norm
-    return True
+def _detach(module: nn.Module, wanted: type[Scoring] | None) -> list[type[Scoring]]:
+    """Set aside the parameters of all scorings but the wanted one; return those that had any."""
+    removed = []
+    for scoring in registered_scorings():
+        name = scoring.attribute()
+        if scoring is wanted or not hasattr(module, name):
+            continue
+        # In a dict, they are no submodules: neither saved, nor trained, nor counted.
+        aside = getattr(module, name)
+        module.__dict__.setdefault(_ASIDE, {})[name] = aside
+        delattr(module, name)
+        if aside.state_dict():
+            removed.append(scoring)
+    return removed

@@ -1,12 +1,15 @@
 """SSANorm: the trained b and n of one attention module."""
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from ssa_hf.config import SSAConfig
+from ssa_hf.parameters import ScoringParameters
+
+if TYPE_CHECKING:
+    from ssa_hf.scorings.ssa import SSAConfig
 
 # Above KNEE over its bound a stored value is the value itself, so that an optimiser moves it
 # one to one; below, it decays exponentially towards the bound and never crosses it.
@@ -15,16 +18,12 @@ KNEE = 2.0**-4
 _LOWEST_EXPONENT = -80.0
 
 
-class SSANorm(nn.Module):
+class SSANorm(ScoringParameters):
     """Hold b > 0 and n >= 1 of one attention module, one pair per query head or one per module.
 
-    ``raw_b`` and ``raw_n`` are what is stored and trained, unconstrained and always float32, even
-    after ``.to(torch.bfloat16)``: at 1.5 a bfloat16 step is 0.0078, so small updates would vanish.
+    ``raw_b`` and ``raw_n`` are what is stored and trained, unconstrained.
     A value that is not trained is a persistent buffer, which no later ``requires_grad_(True)`` and
     no ``from_pretrained`` (it makes every parameter trainable) can set in motion.
-
-    The name under which it is attached, ``ssa_norm``, ends in ``_norm`` on purpose: Trainer's own
-    rule then keeps weight decay off it.
 
     Args:
         num_heads: query heads of the attention module.
@@ -35,10 +34,8 @@ class SSANorm(nn.Module):
     raw_b: Tensor
     raw_n: Tensor
 
-    def __init__(self, num_heads: int, config: SSAConfig, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.config = config
+    def __init__(self, num_heads: int, config: "SSAConfig", device: torch.device | str | None = None) -> None:
+        super().__init__(num_heads, config)
         size = num_heads if config.per_head else 1
         for name, learn in (("raw_b", config.learn_b), ("raw_n", config.learn_n)):
             value = torch.empty(size, dtype=torch.float32, device=device)
@@ -50,18 +47,12 @@ class SSANorm(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set b and n to their configured initial values, unless a checkpoint has just set them.
-
-        transformers marks loaded tensors ``_is_hf_initialized``; its init functions honour that.
-        """
+        """Set b and n to their configured initial values, unless a checkpoint has just set them."""
         init.constant_(self.raw_b, _to_raw(self.config.b_init, bound=0.0))
         init.constant_(self.raw_n, _to_raw(self.config.n_init, bound=1.0))
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Return (b, n). Attention calls this rather than reading the properties.
-
-        Offloading (accelerate), FSDP and ZeRO-3 bring parameters into place by hooks on a module's call.
-        """
+        """Return (b, n). Attention calls this rather than reading the properties, see :class:`HeadParameters`."""
         return self.b, self.n
 
     @property
@@ -73,18 +64,6 @@ class SSANorm(nn.Module):
     def n(self) -> Tensor:
         """Exponent n >= 1 of every query head, float32, shape (num_heads,)."""
         return _from_raw(self.raw_n, bound=1.0).expand(self.num_heads)
-
-    def extra_repr(self) -> str:
-        """Describe the module in ``print(model)``."""
-        return f"num_heads={self.num_heads}, {self.config}"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SSANorm":
-        # Follow every move between devices, refuse every change of dtype.
-        def keep_float32(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == torch.float32 else tensor.to(moved.device)
-
-        return super()._apply(keep_float32, recurse)
 
 
 def _from_raw(raw: Tensor, bound: float) -> Tensor:

@@ -11,10 +11,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from ssa_hf.attention import ssa_attention_forward, ssa_mask
+from ssa_hf.attention import attention_forward
 from ssa_hf.checkpoint import check_loaded_keys, write_implementation
-from ssa_hf.modules import IMPLEMENTATION, own_config, synchronize
-from ssa_hf.norm import SSANorm
+from ssa_hf.modules import own_config, synchronize
+from ssa_hf.parameters import ScoringParameters
+from ssa_hf.scorings import Scoring, add_scoring, find_scoring, registered_scorings
 
 Method = Callable[..., Any]
 
@@ -23,15 +24,13 @@ _originals: dict[tuple[type, str], Method] = {}
 
 
 def register() -> None:
-    """Make attn_implementation="ssa" known to Transformers. Idempotent, thread-safe; importing ssa_hf does it."""
+    """Make "ssa" and the other scorings known to Transformers. Idempotent, thread-safe; importing ssa_hf does it."""
     with _lock:
         if _originals:
             return
         importlib.import_module("ssa_hf.patches")
-        AttentionInterface.register(IMPLEMENTATION, ssa_attention_forward)
-        AttentionMaskInterface.register(IMPLEMENTATION, ssa_mask)
-        # from_pretrained(..., ssa=...) hands a keyword to the config only if the config has that attribute.
-        PreTrainedConfig.ssa = None  # type: ignore[attr-defined]
+        for scoring in registered_scorings():
+            _enter(scoring)
         for cls, name, wrap in _WRAPPED:
             original = cls.__dict__[name]
             _originals[cls, name] = original
@@ -46,9 +45,42 @@ def unregister() -> None:
         for (cls, name), original in _originals.items():
             setattr(cls, name, original)
         _originals.clear()
-        del PreTrainedConfig.ssa  # type: ignore[attr-defined]
-        AttentionInterface._global_mapping.pop(IMPLEMENTATION)
-        AttentionMaskInterface._global_mapping.pop(IMPLEMENTATION)
+        for scoring in registered_scorings():
+            delattr(PreTrainedConfig, scoring.options_key())
+            AttentionInterface._global_mapping.pop(scoring.name)
+            AttentionMaskInterface._global_mapping.pop(scoring.name)
+
+
+def register_scoring(scoring: type[Scoring]) -> type[Scoring]:
+    """Make a scoring of one's own usable as ``attn_implementation=scoring.name``; a class decorator.
+
+    Saving, loading, masks, caches, families and recipes then work as for SSA. Registering a name again replaces it.
+
+    Args:
+        scoring: a concrete subclass of :class:`ssa_hf.Scoring`, most simply of :class:`ssa_hf.WeightScoring`, a frozen
+            dataclass whose fields all have defaults.
+
+    Returns:
+        The class.
+
+    Raises:
+        ValueError: if its name is not an identifier, or that of an attention of Transformers' own.
+    """
+    with _lock:
+        name = getattr(scoring, "name", None)
+        if name == "eager" or (name in AttentionInterface._global_mapping and find_scoring(name) is None):
+            raise ValueError(f"Transformers has an attention implementation {name!r} already: choose another name.")
+        add_scoring(scoring)
+        if _originals:
+            _enter(scoring)
+    return scoring
+
+
+def _enter(scoring: type[Scoring]) -> None:
+    AttentionInterface.register(scoring.name, functools.partial(attention_forward, scoring))
+    AttentionMaskInterface.register(scoring.name, scoring.mask)
+    # from_pretrained(..., ssa=...) hands a keyword to the config only if the config has that attribute.
+    setattr(PreTrainedConfig, scoring.options_key(), None)
 
 
 def _wrap_post_init(original: Method) -> Method:
@@ -58,16 +90,17 @@ def _wrap_post_init(original: Method) -> Method:
         synchronize(self)
         original(self)
         # from_pretrained(dtype=...) reads it.
-        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), "ssa_norm"}
+        names = {scoring.attribute() for scoring in registered_scorings()}
+        self._keep_in_fp32_modules_strict = names.union(self._keep_in_fp32_modules_strict or ())
 
     return post_init
 
 
 def _wrap_initialize_weights(original: Method) -> Method:
-    """The models' own _init_weights does not know SSANorm, and would leave it as uninitialised memory."""
+    """The models' own _init_weights does not know them, and would leave them as uninitialised memory."""
 
     def _initialize_weights(self: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if isinstance(module, SSANorm) and not getattr(module, "_is_hf_initialized", False):
+        if isinstance(module, ScoringParameters) and not getattr(module, "_is_hf_initialized", False):
             module.reset_parameters()
         original(self, module, *args, **kwargs)
 

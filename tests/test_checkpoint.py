@@ -139,7 +139,7 @@ def test_sdpa_on_an_ssa_checkpoint_warns_loudly(family, tmp_path, caplog):
     assert norms(model) == []
     (record,) = [record for record in caplog.records if record.name == "ssa_hf.checkpoint"]
     assert record.levelname == "WARNING"
-    assert "the learned b and n of 2 attention modules" in record.getMessage()
+    assert "the learned parameters of 2 attention modules" in record.getMessage()
     assert "are LOST" in record.getMessage()
     # Saved now, it is a softmax checkpoint.
     model.save_pretrained(tmp_path / "softmax")
@@ -149,7 +149,7 @@ def test_sdpa_on_an_ssa_checkpoint_warns_loudly(family, tmp_path, caplog):
 @pytest.mark.parametrize("layers", [1, 3])
 def test_layer_count_that_does_not_match_is_an_error(layers, tmp_path):
     trained("llama").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"SSA parameters do not match LlamaForCausalLM"):
+    with pytest.raises(ValueError, match=r"ssa parameters do not match LlamaForCausalLM"):
         AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=layers)
 
 

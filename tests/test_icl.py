@@ -26,10 +26,12 @@ def prompt(task, seed=0, length=12, shift=None):
     return sample["values"], sample["labels"]
 
 
-shifts = st.builds(Shift, sigma=st.sampled_from([1.0, 30.0]), large_value=st.sampled_from([None, 50.0]))
+shifts = st.builds(
+    Shift, st.sampled_from([1.0, 30.0]), st.sampled_from([1.0, 10.0]), large_value=st.sampled_from([None, 50.0])
+)
 
 
-@given(seed=st.integers(0, 10**6), length=st.integers(2, 50), shift=shifts)
+@given(seed=st.integers(0, 10**6), length=st.integers(3, 50), shift=shifts)
 @settings(max_examples=200, deadline=None)
 def test_quantifiers_are_answered_by_definition(seed, length, shift):
     for task, quantifier in (("every", np.all), ("some", np.any)):
@@ -37,7 +39,7 @@ def test_quantifiers_are_answered_by_definition(seed, length, shift):
         assert values.shape == labels.shape == (length,)
         assert [bool(label) for label in labels] == [quantifier(values[: t + 1] > 0) for t in range(length)]
         if shift.large_value is not None:
-            assert np.isin(50.0 if task == "every" else -50.0, values)
+            assert (50.0 if task == "every" else -50.0) in values[:-1]
 
 
 def test_a_large_value_does_not_change_the_answers():
@@ -46,6 +48,15 @@ def test_a_large_value_does_not_change_the_answers():
             plain, large = (prompt(task, seed, shift=Shift(large_value=value)) for value in (0.5, 1000.0))
             assert (plain[1] == large[1]).all()
             assert (plain[0] != large[0]).sum() == 1
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_context_sigma_leaves_the_last_number(task):
+    plain, scaled = prompt(task), prompt(task, shift=Shift(context_sigma=10.0))
+    kinds = TASKS[task].kinds
+    assert plain[0][-1] == scaled[0][-1]
+    assert np.allclose(scaled[0][:-1:kinds], 10 * plain[0][:-1:kinds])
+    assert plain[1][-1] == scaled[1][-1]
 
 
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 30), large=st.sampled_from([None, 20.0]))
@@ -99,7 +110,15 @@ def test_least_squares_is_exact_from_two_examples_on():
 def test_references_stand_on_the_same_prompts():
     references = reference_curves(8, 300)
     assert (
-        set(references["zero"]) == set(conditions("linear", 8)) == {"length", "sigma", "function_sigma", "large_value"}
+        set(references["zero"])
+        == set(conditions("linear", 8))
+        == {
+            "length",
+            "sigma",
+            "context_sigma",
+            "function_sigma",
+            "large_value",
+        }
     )
     zero = {point["value"]: point["error"] for point in references["zero"]["sigma"]}
     labels = torch.tensor([Prompts("linear", 8, 300, (20250820,))[i]["labels"][-1] for i in range(300)])

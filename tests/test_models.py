@@ -35,7 +35,7 @@ def test_first_layer_against_the_oracle(family, tokens):
     """Hook the projections of a real model, compute attention with the oracle, compare with what the model used."""
     model = tiny_model(family)
     seen = {}
-    interface = sys.modules["ssa_hf.attention"]
+    interface = sys.modules["ssa_hf.scorings.ssa"]
     original = interface.attend
 
     def spy(*tensors, **arguments):
@@ -91,7 +91,7 @@ def test_switching_there_and_back(family, tokens, caplog):
     parameters = [norm.raw_n for norm in norms(softmax)]
     assert not torch.allclose(as_ssa, before)
     softmax.set_attn_implementation("sdpa")
-    assert "no longer uses SSA: the b and n of 2 attention modules" in caplog.text
+    assert "no longer uses ssa attention: the trained parameters of 2 attention modules" in caplog.text
     assert norms(softmax) == []
     assert not any("ssa" in name for name in softmax.state_dict())
     assert torch.equal(softmax(tokens).logits, before)

@@ -140,7 +140,7 @@ def test_attention_that_bypasses_the_interface_is_refused():
 def test_writing_the_config_of_a_live_model_is_refused_at_the_first_forward(tokens):
     model = tiny_model("llama", "sdpa")
     model.config._attn_implementation = "ssa"
-    with pytest.raises(ValueError, match="LlamaAttention has no SSA parameters"):
+    with pytest.raises(ValueError, match="LlamaAttention has no ssa parameters"):
         model(tokens)
 
 
@@ -149,9 +149,9 @@ def test_features_without_ssa_are_refused(argument, feature):
     attention = tiny_model("llama").model.layers[0].self_attn
     tensors = (torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), None)
     with pytest.raises(ValueError, match=feature):
-        ssa_hf.attention.ssa_attention_forward(attention, *tensors, **{argument: torch.ones(4)})
+        ssa_hf.attention.attention_forward(ssa_hf.SSAConfig, attention, *tensors, **{argument: torch.ones(4)})
     with pytest.raises(ValueError, match="4-D attention mask"):
-        ssa_hf.attention.ssa_attention_forward(attention, *tensors[:3], torch.ones(1, 3))
+        ssa_hf.attention.attention_forward(ssa_hf.SSAConfig, attention, *tensors[:3], torch.ones(1, 3))
 
 
 class MyAttention(LlamaAttention):
@@ -188,9 +188,13 @@ def test_public_api():
         "PRESETS",
         "SSAConfig",
         "SSANorm",
+        "Scoring",
+        "WeightScoring",
         "register",
         "register_family",
+        "register_scoring",
         "registered_families",
+        "registered_scorings",
         "ssa_attention",
         "ssa_logits",
         "unregister",

@@ -28,10 +28,11 @@ Curve = list[dict[str, float]]
 
 def conditions(task: str, length: int) -> dict[str, list[tuple[float, int, Shift]]]:
     """Return for each curve its points: the value that is varied, the length of the prompts and their shift."""
-    lengths = [max(2, round(share * length)) for share in LENGTHS]
+    lengths = [max(3, round(share * length)) for share in LENGTHS]
     curves: dict[str, list[tuple[float, int, Shift]]] = {
         "length": [(points, points, Shift()) for points in lengths],
         "sigma": [(sigma, length, Shift(sigma=sigma)) for sigma in SIGMAS],
+        "context_sigma": [(sigma, length, Shift(context_sigma=sigma)) for sigma in SIGMAS],
         "large_value": [(value, length, Shift(large_value=value)) for value in LARGE_VALUES],
     }
     if task == "linear":
@@ -50,8 +51,8 @@ def error_curves(model: InContextLearner, task: str, length: int, count: int, ba
         batch_size: prompts at once.
 
     Returns:
-        Curves "length", "sigma" (of x), "large_value" and, for functions, "function_sigma". A point has "value" and
-        "error"; for quantifiers also "error_yes" and "error_no", among prompts with that answer.
+        Curves "length", "sigma" (of x), "context_sigma" (of all x but the last), "large_value" and, for functions,
+        "function_sigma". A point has "value" and "error"; for quantifiers also "error_yes" and "error_no", among prompts with that answer.
     """
     return {
         name: [

@@ -13,6 +13,7 @@ Run = dict[str, Any]
 AXES = {
     "length": "numbers in the prompt",
     "sigma": "sigma of x",
+    "context_sigma": "sigma of all x but the last",
     "function_sigma": "sigma of a and c",
     "large_value": "the one large value",
 }

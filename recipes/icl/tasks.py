@@ -16,12 +16,15 @@ class Shift:
 
     Attributes:
         sigma: standard deviation of the numbers x.
+        context_sigma: a further factor on all x but the last. A large number at the place of the answer itself weighs
+            on it without any attention; this factor leaves only what attention makes of large numbers.
         function_sigma: standard deviation of a and c (linear functions only).
-        large_value: one x of an otherwise unchanged prompt takes this value; none by default. To quantifiers it never
+        large_value: one x, not the last, of an otherwise unchanged prompt takes this value; none by default. To quantifiers it never
             changes the answer, as it gets the sign that decides nothing; to linear functions it is one more example.
     """
 
     sigma: float = 1.0
+    context_sigma: float = 1.0
     function_sigma: float = 1.0
     large_value: float | None = None
 
@@ -90,8 +93,9 @@ def _quantified(
     values[:first] = -deciding_sign * np.abs(values[:first])
     values[first : first + 1] = deciding_sign * np.abs(values[first : first + 1])
     values *= shift.sigma
+    values[:-1] *= shift.context_sigma
     if shift.large_value is not None:
-        place = generator.choice([index for index in range(length) if index != first])
+        place = generator.choice([index for index in range(length - 1) if index != first])
         values[place] = -deciding_sign * abs(shift.large_value)
     decided = np.arange(length) >= first
     return values.astype(np.float32), decided.astype(np.float32)
@@ -100,9 +104,9 @@ def _quantified(
 def linear(generator: np.random.Generator, length: int, shift: Shift) -> tuple[Numbers, Numbers]:
     """Return x_1, f(x_1), x_2, ..., x_length for one f(x) = ax + c, and the f(x_t) that are asked for at each x_t."""
     x = shift.sigma * generator.standard_normal(length)
+    x[:-1] *= shift.context_sigma
     a, c = shift.function_sigma * generator.standard_normal(2)
     if shift.large_value is not None:
-        # An example, never the last x, which is asked about.
         x[generator.integers(max(1, length - 1))] = shift.large_value
     y = a * x + c
     return np.stack([x, y], -1).ravel()[:-1].astype(np.float32), y.astype(np.float32)

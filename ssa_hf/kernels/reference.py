@@ -1,20 +1,37 @@
-"""SSA attention in plain PyTorch: the definition of right, and the backend that returns weights.
+"""Attention in plain PyTorch: for SSA the definition of right, and the backend that returns weights.
 
-Memory is O(query_length · key_length). Every other backend is tested against this one.
+Memory is O(query_length · key_length). Every other SSA backend is tested against this one; the other scorings have
+no other.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssa_hf.scoring import ssa_logits
 
+Weigh = Callable[[Tensor, Tensor | None], Tensor]
+
 
 def attention(
+    query: Tensor, key: Tensor, value: Tensor, b: Tensor, n: Tensor, **arguments: Any
+) -> tuple[Tensor, Tensor]:
+    """Attend with SSA weights: :func:`scored_attention` with b and n, slope and exponent, each (query_heads,)."""
+
+    def weigh(scores: Tensor, allowed: Tensor | None) -> Tensor:
+        dtype = scores.dtype
+        return masked_softmax(ssa_logits(scores, b.to(dtype).view(-1, 1, 1), n.to(dtype).view(-1, 1, 1)), allowed)
+
+    return scored_attention(query, key, value, weigh, **arguments)
+
+
+def scored_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    b: Tensor,
-    n: Tensor,
+    weigh: Weigh,
     *,
     bias: Tensor | None,
     allowed: Tensor | None,
@@ -24,14 +41,14 @@ def attention(
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attend with SSA weights.
+    """Attend with weights that a function makes of the scores.
 
     Args:
         query: (batch, query_heads, query_length, head_dim).
         key: (batch, key_heads, key_length, head_dim); key_heads divides query_heads.
         value: (batch, key_heads, key_length, value_dim).
-        b: slope of each query head, (query_heads,).
-        n: exponent of each query head, (query_heads,).
+        weigh: called with the scores (batch, query_heads, query_length, key_length) in the accumulation dtype, and
+            with where attention is allowed, broadcastable likewise, or None for everywhere. Returns the weights.
         bias: added to the scaled scores, broadcastable to (batch, query_heads, query_length, key_length).
         allowed: True where a query may attend to a key, broadcastable likewise.
         is_causal: hide later keys, aligned bottom-right: the last query sees every key.
@@ -42,10 +59,9 @@ def attention(
         dropout_p: chance of dropping a normalised weight.
 
     Returns:
-        The output (batch, query_heads, query_length, value_dim) in value's dtype, and the normalised
-        weights before dropout (batch, query_heads, query_length, key_length) in the accumulation
-        dtype: float32, or float64 for float64 inputs. A query that may attend to nothing has weights,
-        output and gradients 0.
+        The output (batch, query_heads, query_length, value_dim) in value's dtype, and the weights before dropout
+        (batch, query_heads, query_length, key_length) in the accumulation dtype: float32, or float64 for float64
+        inputs. Where attention is not allowed, weights and their gradients are exactly 0.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     # Autocast would run the two products in half precision again.
@@ -53,23 +69,27 @@ def attention(
         scores = _grouped_matmul(query.to(dtype) * scale, key.to(dtype).transpose(-2, -1))
         if bias is not None:
             scores = scores + bias.to(dtype)
-        logits = ssa_logits(scores, b.to(dtype).view(-1, 1, 1), n.to(dtype).view(-1, 1, 1))
         if documents is not None:
             same = (documents[0][:, :, None] == documents[1][:, None, :])[:, None]
             allowed = same if allowed is None else allowed & same
         if is_causal:
             causal = causal_mask(query.shape[-2], key.shape[-2], window, query.device)
             allowed = causal if allowed is None else allowed & causal
-        if allowed is None:
-            weights = logits.softmax(dim=-1)
-        else:
-            # A finite fill keeps fully masked rows free of NaN; the second fill makes masked weights,
-            # and with them their gradients, exactly 0.
-            hidden = ~allowed
-            weights = logits.masked_fill(hidden, torch.finfo(dtype).min).softmax(dim=-1).masked_fill(hidden, 0)
+        weights = weigh(scores, allowed)
+        if allowed is not None:
+            # Exactly 0, and with them their gradients; a fully masked row is 0 altogether.
+            weights = weights.masked_fill(~allowed, 0)
         dropped = torch.nn.functional.dropout(weights, dropout_p) if dropout_p > 0 else weights
         output = _grouped_matmul(dropped, value.to(dtype))
     return output.to(value.dtype), weights
+
+
+def masked_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return the softmax over the keys that are allowed; in a row with none, something finite."""
+    if allowed is not None:
+        # A finite fill keeps fully masked rows free of NaN.
+        logits = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
+    return logits.softmax(dim=-1)
 
 
 def causal_mask(query_length: int, key_length: int, window: int | None, device: torch.device) -> Tensor:

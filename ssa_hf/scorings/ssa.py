@@ -1,15 +1,24 @@
-"""The options of SSA, kept as a plain dict in ``config.ssa`` and saved in config.json."""
+"""Scaled Signed Averaging: its options, kept as a plain dict in ``config.ssa`` and saved in config.json."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ssa_hf.functional import attend
+from ssa_hf.norm import SSANorm
+from ssa_hf.scorings.base import Scoring
 
 
 @dataclass(frozen=True)
-class SSAConfig:
-    """How the attention layers of a model score: initial b and n, and which of them are trained.
+class SSAConfig(Scoring):
+    """Weights (1 + b|x|)^(sgn(x)·n), normalised.
+
+    How the attention layers of a model score: initial b and n, and which of them are trained.
 
     Attributes:
         n_init: initial exponent n, at least 1.
@@ -21,6 +30,9 @@ class SSAConfig:
     Raises:
         ValueError: if a value is out of range.
     """
+
+    name: ClassVar[str] = "ssa"
+    source: ClassVar[str] = "Naim, Bhar, Bolte, Asher: Scaled Signed Averaging, arXiv 2508.14685"
 
     n_init: float = 1.5
     b_init: float = 0.8
@@ -45,6 +57,11 @@ class SSAConfig:
             )
         if self.b_init <= 0:
             raise ValueError(f"SSA needs b_init > 0, got {self.b_init}.")
+
+    @classmethod
+    def options_key(cls) -> str:
+        """Return "ssa"."""
+        return "ssa"
 
     @classmethod
     def from_any(cls, options: "SSAConfig | Mapping[str, Any] | str | None") -> "SSAConfig":
@@ -74,9 +91,16 @@ class SSAConfig:
             )
         return dataclasses.replace(base, **fields)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict that JSON can hold."""
-        return dataclasses.asdict(self)
+    def parameters(self, num_heads: int, device: torch.device) -> SSANorm:
+        """Make b and n."""
+        return SSANorm(num_heads, self, device)
+
+    def attend(
+        self, parameters: nn.Module, query: Tensor, key: Tensor, value: Tensor, **arguments: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend by the fastest backend that can."""
+        b, n = parameters()
+        return attend(query, key, value, b, n, **arguments)
 
 
 #: The settings of the authors' experiments, by name.
