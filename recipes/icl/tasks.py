@@ -19,8 +19,9 @@ class Shift:
         context_sigma: a further factor on all x but the last. A large number at the place of the answer itself weighs
             on it without any attention; this factor leaves only what attention makes of large numbers.
         function_sigma: standard deviation of a and c (linear functions only).
-        large_value: one x, not the last, of an otherwise unchanged prompt takes this value; none by default. To quantifiers it never
-            changes the answer, as it gets the sign that decides nothing; to linear functions it is one more example.
+        large_value: one x, not the last, of an otherwise unchanged prompt takes this value; none by default. To
+            quantifiers it never changes the answer, as it gets the sign that decides nothing; to linear functions it is
+            one more example.
     """
 
     sigma: float = 1.0
