@@ -52,8 +52,8 @@ def error_curves(model: InContextLearner, task: str, length: int, count: int, ba
 
     Returns:
         Curves "length", "sigma" (of x), "context_sigma" (of all x but the last), "large_value" and, for functions,
-        "function_sigma". A point has "value" and "error"; for quantifiers also "error_yes" and "error_no", among prompts
-        with that answer.
+        "function_sigma". A point has "value" and "error"; for quantifiers also "error_yes" and "error_no", among
+        prompts with that answer.
     """
     return {
         name: [
