@@ -75,7 +75,7 @@ def train(options: IclArguments, training_arguments: RecipeArguments, scoring: s
     set_seed(seed)
     task = TASKS[options.task]
     model = build_model(
-        {"softmax": "sdpa"}.get(scoring, scoring),
+        scoring,
         task.kinds,
         task.problem_type,
         options.layers,

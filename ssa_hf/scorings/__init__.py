@@ -1,6 +1,7 @@
 """The scorings: what each ``attn_implementation`` of this package does to attention scores, and their registry."""
 
 from ssa_hf.scorings.base import Scoring, WeightScoring, count_keys
+from ssa_hf.scorings.cosformer import CosFormer
 from ssa_hf.scorings.entmax import AlphaEntmax, Entmax15, Sparsemax
 from ssa_hf.scorings.sa_softmax import SASoftmax
 from ssa_hf.scorings.scalable_softmax import ScalableSoftmax
@@ -46,5 +47,6 @@ for _scoring in (
     AlphaEntmax,
     SASoftmax,
     Sigmoid,
+    CosFormer,
 ):
     add_scoring(_scoring)

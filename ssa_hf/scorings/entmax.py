@@ -1,6 +1,7 @@
 """Sparse attention by the entmax package: sparsemax, 1.5-entmax, and α-entmax with α trained."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -57,7 +58,7 @@ class AlphaEntmax(WeightScoring):
 
     def initial(self) -> dict[str, float]:
         """Train a."""
-        return {"a": torch.tensor(self.alpha_init - 1).logit().item()}
+        return {"a": math.log((self.alpha_init - 1) / (2 - self.alpha_init))}
 
     def weights(self, scores: Tensor, allowed: Tensor | None, parameters: Mapping[str, Tensor]) -> Tensor:
         """Map by α-entmax, by bisection."""
