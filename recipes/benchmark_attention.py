@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ssa_hf
 from ssa_hf.recipes.benchmarking import Row, Run, append_csv, machine, measure, peak_memory, print_table, row
+from ssa_hf.scorings import find_scoring
 
 SOFTMAX = "sdpa softmax"
 
@@ -97,8 +98,15 @@ def lengths(device: str) -> list[Case]:
     return [Case("length", 1, 8, length, 64, train=train) for train in (False, True) for length in sizes]
 
 
-def candidates(case: Case, compiled: bool, device: str) -> dict[str, Run]:
-    """Return the ways to compute a case, softmax first; ``compiled`` adds those that torch.compile must build."""
+def candidates(case: Case, compiled: bool, device: str, scorings: Sequence[str] = ()) -> dict[str, Run]:
+    """Return the ways to compute a case, softmax first.
+
+    Args:
+        case: what to compute.
+        compiled: add those that torch.compile must build.
+        device: where.
+        scorings: names of other scorings to add.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def normal(heads: int, length: int) -> Tensor:
@@ -130,6 +138,17 @@ def candidates(case: Case, compiled: bool, device: str) -> dict[str, Run]:
     def score_mod(score: Tensor, _batch: Tensor, head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
         return n[head] * torch.sign(score) * torch.log1p(b[head] * torch.abs(score))
 
+    def scored(name: str) -> Callable[[], Tensor]:
+        scoring = find_scoring(name)
+        assert scoring is not None
+        attend = scoring.from_any(None).attend
+        parameters = scoring.from_any(None).parameters(case.heads, torch.device(device))
+        padding = mask[:, 0, 0] if mask is not None and scoring.mask_dim == 2 else mask
+        return lambda: attend(
+            parameters, query, key, value, attn_mask=padding, is_causal=causal, dropout_p=dropout,
+            sliding_window=None, scale=None, return_weights=False,
+        )[0]  # fmt: skip
+
     fused = "triton" if device == "cuda" else "cpu"
     forwards: dict[str, Callable[[], Tensor]] = {SOFTMAX: softmax, f"ssa {fused}": functools.partial(ssa, fused)}
     if device == "cuda":
@@ -137,6 +156,7 @@ def candidates(case: Case, compiled: bool, device: str) -> dict[str, Run]:
             forwards[f"sdpa {name}"] = sdpa_kernel(backend)(softmax)
     if case.batch * case.heads * case.q_len * k_len <= 2**28:  # beyond, plain PyTorch takes minutes
         forwards |= {f"ssa {backend}": functools.partial(ssa, backend) for backend in ("blocked", "reference")}
+        forwards |= {name: scored(name) for name in scorings}
         if compiled:
             forwards["ssa reference, compiled"] = torch.compile(functools.partial(ssa, "reference"))
     # On the CPU flex_attention has no backward pass; on the GPU it has one for trained b and n.
@@ -160,9 +180,9 @@ def candidates(case: Case, compiled: bool, device: str) -> dict[str, Run]:
     return {name: functools.partial(step, forward) for name, forward in forwards.items()}
 
 
-def benchmark(case: Case, compiled: bool, seconds: float, device: str) -> list[Row]:
+def benchmark(case: Case, compiled: bool, seconds: float, device: str, scorings: Sequence[str] = ()) -> list[Row]:
     """Return one CSV row for each candidate of a case; one that fails is named, and left out."""
-    runs = candidates(case, compiled, device)
+    runs = candidates(case, compiled, device, scorings)
     memory = {}
     for name, run in list(runs.items()):
         try:
@@ -211,6 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark"), help="folder for CSV and PNG")
     parser.add_argument("--seconds", type=float, default=10, help="time for each case, about")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    names = ",".join(scoring.name for scoring in ssa_hf.registered_scorings() if scoring.name != "ssa")
+    parser.add_argument("--scorings", help=f"other scorings to time as well, of {names}")
     parser.add_argument("--only", help="run only cases whose title contains this")
     parser.add_argument("--no-compiled", action="store_true", help="leave out what torch.compile must build first")
     parser.add_argument("--no-lengths", action="store_true", help="leave out the figure over sequence lengths")
@@ -221,10 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"benchmark_attention: no case contains {options.only!r}.", file=sys.stderr)
         return 2
+    scorings = options.scorings.split(",") if options.scorings else []
+    if unknown := [name for name in scorings if find_scoring(name) is None]:
+        print(f"benchmark_attention: no scoring is called {', '.join(unknown)}.", file=sys.stderr)
+        return 2
     path = options.output / "benchmark_attention.csv"
     for case in chosen:
         torch.compiler.reset()
-        rows = benchmark(case, not options.no_compiled, options.seconds, options.device)
+        rows = benchmark(case, not options.no_compiled, options.seconds, options.device, scorings)
         append_csv(path, rows)
         print_table(console, rows)
     if not options.no_lengths:

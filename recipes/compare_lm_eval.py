@@ -2,8 +2,9 @@
 
     python -m ssa_hf.recipes.compare_lm_eval --ssa runs/nemotron_114m_ssa --softmax runs/nemotron_114m_softmax
 
-Each of the two is a checkpoint, which is evaluated, or a JSON file of results that the harness (--output_path) or this
-command wrote. Writes ssa.json, softmax.json, comparison.json, comparison.md and comparison.png into --output_dir.
+Twins with other attention join the table by --others NAME=CHECKPOINT. Each model is a checkpoint, which is evaluated,
+or a JSON file of results that the harness (--output_path) or this command wrote. Writes the results of each
+(softmax.json, ssa.json, ...), comparison.json, comparison.md and comparison.png into --output_dir.
 """
 
 import json
@@ -39,6 +40,9 @@ class CompareArguments:
 
     ssa: str = field(metadata={"help": "SSA checkpoint, or JSON file of its results"})
     softmax: str = field(metadata={"help": "softmax checkpoint, or JSON file of its results"})
+    others: list[str] = field(
+        default_factory=list, metadata={"help": "further models as NAME=CHECKPOINT or NAME=FILE.json"}
+    )
     tasks: list[str] = field(default_factory=lambda: ["ssa_paper"], metadata={"help": "tasks and groups"})
     data: str | None = field(default=None, metadata={"help": "folder of the local tasks' files (ssa_paper_local)"})
     batch_size: str = field(default="8", metadata={"help": "sequences at once, or auto"})
@@ -48,20 +52,24 @@ class CompareArguments:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One task: a metric of both models and their difference, with standard errors where the harness has them."""
+class Score:
+    """A metric of one model and its difference to softmax, with standard errors where the harness has them."""
 
-    task: str
-    metric: str
-    softmax: float
-    softmax_stderr: float | None
-    ssa: float
-    ssa_stderr: float | None
+    value: float
+    stderr: float | None
     difference: float
     difference_stderr: float | None
     outside_error: bool | None
-    paper_softmax: float | None
-    paper_ssa: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task: each model's score, softmax's first, and the paper's figures."""
+
+    task: str
+    metric: str
+    scores: dict[str, Score]
+    paper: dict[str, float | None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,10 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = Path(options.output_dir)
     try:
         results = {
-            "softmax": results_of(options.softmax, "hf", options),
-            "ssa": results_of(options.ssa, "ssa", options),
+            name: results_of(source, "ssa" if name == "ssa" else "hf", options)
+            for name, source in sources(options).items()
         }
-        rows = compare(results["softmax"], results["ssa"])
+        rows = compare(results)
     except (ImportError, OSError, ValueError) as error:
         print(f"compare_lm_eval: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -87,6 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plot(rows, output / "comparison.png")
     print(table, end="")
     return 0
+
+
+def sources(options: CompareArguments) -> dict[str, str]:
+    """Return checkpoint or file by the model's name, softmax first.
+
+    Raises:
+        ValueError: for one of ``others`` that is not NAME=SOURCE, or a name that is there already.
+    """
+    found = {"softmax": options.softmax, "ssa": options.ssa}
+    for other in options.others:
+        name, separator, source = other.partition("=")
+        if not (name and separator and source) or name in found:
+            raise ValueError(f"--others takes NAME=CHECKPOINT with a name of its own, got {other!r}.")
+        found[name] = source
+    return found
 
 
 def results_of(source: str, model: str, options: CompareArguments) -> dict[str, dict[str, Any]]:
@@ -131,8 +154,8 @@ def results_of(source: str, model: str, options: CompareArguments) -> dict[str, 
     return evaluated["results"]
 
 
-def compare(softmax: dict[str, dict[str, Any]], ssa: dict[str, dict[str, Any]]) -> list[Row]:
-    """Compare the tasks that both results have, each by the paper's metric.
+def compare(results: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
+    """Compare the tasks that all results (by model, softmax first) have, each by the paper's metric.
 
     A difference is outside the error if it is more than 1.96 of its standard errors, those of the two models taken
     as independent. (They answer the same questions, so that is cautious.)
@@ -141,31 +164,24 @@ def compare(softmax: dict[str, dict[str, Any]], ssa: dict[str, dict[str, Any]]) 
         ValueError: if they have no task in common.
     """
     rows = []
-    for task in softmax:
+    for task in results["softmax"]:
         # Without a figure of the paper's: accuracy, which a group may not have.
         metric, paper_softmax, paper_ssa = PAPER.get(task.removesuffix("_local"), ("acc", None, None))
-        if task not in ssa or f"{metric},none" not in softmax[task]:
+        if not all(f"{metric},none" in by_task.get(task, ()) for by_task in results.values()):
             continue
-        (before, before_error), (after, after_error) = (_value(results[task], metric) for results in (softmax, ssa))
-        error = None if before_error is None or after_error is None else math.hypot(before_error, after_error)
-        rows.append(
-            Row(
-                task=task,
-                metric=metric,
-                softmax=before,
-                softmax_stderr=before_error,
-                ssa=after,
-                ssa_stderr=after_error,
-                difference=after - before,
-                difference_stderr=error,
-                outside_error=None if error is None else abs(after - before) > 1.96 * error,
-                paper_softmax=paper_softmax,
-                paper_ssa=paper_ssa,
-            )
-        )
+        values = {name: _value(by_task[task], metric) for name, by_task in results.items()}
+        scores = {name: _score(*value, *values["softmax"]) for name, value in values.items()}
+        rows.append(Row(task, metric, scores, {"softmax": paper_softmax, "ssa": paper_ssa}))
     if not rows:
-        raise ValueError(f"no task in common: softmax has {', '.join(softmax)}; SSA has {', '.join(ssa)}.")
+        listed = "; ".join(f"{name} has {', '.join(by_task)}" for name, by_task in results.items())
+        raise ValueError(f"no task in common: {listed}.")
     return rows
+
+
+def _score(value: float, stderr: float | None, softmax: float, softmax_stderr: float | None) -> Score:
+    difference = value - softmax
+    error = None if stderr is None or softmax_stderr is None else math.hypot(stderr, softmax_stderr)
+    return Score(value, stderr, difference, error, None if error is None else abs(difference) > 1.96 * error)
 
 
 def _value(results: dict[str, Any], metric: str) -> tuple[float, float | None]:
@@ -175,23 +191,17 @@ def _value(results: dict[str, Any], metric: str) -> tuple[float, float | None]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Tabulate the comparison."""
-    lines = [
-        "| task | metric | softmax | SSA | SSA - softmax | outside the error | paper: softmax | SSA |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    others = list(rows[0].scores)[1:]
+    titles = ["task", "metric", "softmax", *(title for name in others for title in (name, f"{name} - softmax"))]
+    lines = [f"| {' | '.join([*titles, 'paper: softmax', 'ssa'])} |", "|---" * (len(titles) + 2) + "|"]
     for row in rows:
-        outside = "-" if row.outside_error is None else "yes" if row.outside_error else "no"
-        cells = [
-            row.task,
-            row.metric,
-            _measured(row.softmax, row.softmax_stderr),
-            _measured(row.ssa, row.ssa_stderr),
-            _measured(row.difference, row.difference_stderr, sign="+"),
-            outside,
-            *("-" if value is None else f"{value:.4f}" for value in (row.paper_softmax, row.paper_ssa)),
-        ]
+        cells = [row.task, row.metric, _measured(row.scores["softmax"].value, row.scores["softmax"].stderr)]
+        for score in (row.scores[name] for name in others):
+            difference = _measured(score.difference, score.difference_stderr, sign="+")
+            cells += [_measured(score.value, score.stderr), f"**{difference}**" if score.outside_error else difference]
+        cells += ["-" if value is None else f"{value:.4f}" for value in row.paper.values()]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\nDifferences in bold are outside the error, 1.96 standard errors.\n"
 
 
 def _measured(value: float, error: float | None, sign: str = "") -> str:
@@ -199,19 +209,24 @@ def _measured(value: float, error: float | None, sign: str = "") -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw both models' scores with their standard errors, and the paper's; perplexities are left out."""
+    """Draw the models' scores with their standard errors, and the paper's; perplexities are left out."""
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if "perplexity" not in row.metric]
-    figure = Figure(figsize=(2 + 1.2 * len(rows), 4), layout="constrained")
+    names = list(rows[0].scores) if rows else []
+    width = 0.8 / max(1, len(names))
+    figure = Figure(figsize=(2 + 0.6 * max(2, len(names)) * len(rows), 4), layout="constrained")
     axes = figure.subplots()
-    for index, (label, name) in enumerate((("softmax", "softmax"), ("SSA", "ssa"))):
-        places = [position + 0.4 * index for position in range(len(rows))]
-        errors = [getattr(row, f"{name}_stderr") or 0.0 for row in rows]
-        axes.bar(places, [getattr(row, name) for row in rows], 0.4, yerr=errors, label=label, capsize=2)
-        paper = [math.nan if (value := getattr(row, f"paper_{name}")) is None else value for row in rows]
+    for index, name in enumerate(names):
+        places = [position + width * index for position in range(len(rows))]
+        scores = [row.scores[name] for row in rows]
+        errors = [score.stderr or 0.0 for score in scores]
+        axes.bar(places, [score.value for score in scores], width, yerr=errors, label=name, capsize=2)
+        paper = [math.nan if (value := row.paper.get(name)) is None else value for row in rows]
         axes.plot(places, paper, "k_", markersize=12, label=None if index else "paper (114M)")
-    axes.set_xticks([position + 0.2 for position in range(len(rows))], [f"{row.task}\n{row.metric}" for row in rows])
+    middle = width * (len(names) - 1) / 2
+    labels = [f"{row.task}\n{row.metric}" for row in rows]
+    axes.set_xticks([position + middle for position in range(len(rows))], labels)
     axes.tick_params(axis="x", labelsize=7)
     axes.set_ylabel("score")
     axes.legend(fontsize=8)

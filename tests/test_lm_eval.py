@@ -253,23 +253,37 @@ def test_a_comparison_of_results_files(tmp_path, capsys):
         "wikitext": {"word_perplexity,none": 45.0, "word_perplexity_stderr,none": "N/A"},
         "ssa_paper": {"alias": "ssa_paper"},
     }
-    for name, results in (("softmax", softmax), ("ssa", ssa)):
+    entmax = {**ssa, "arc_easy_local": {"acc_norm,none": 0.31, "acc_norm_stderr,none": 0.04}}
+    for name, results in (("softmax", softmax), ("ssa", ssa), ("entmax15", entmax)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"results": results}))
     files = ["--ssa", str(tmp_path / "ssa.json"), "--softmax", str(tmp_path / "softmax.json")]
+    files += ["--others", f"entmax15={tmp_path / 'entmax15.json'}"]
     assert compare_lm_eval.main([*files, "--output_dir", str(tmp_path / "out")]) == 0
     rows = {row["task"]: row for row in json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]}
     assert list(rows) == ["arc_easy_local", "boolq", "wikitext"]
     easy = rows["arc_easy_local"]
-    assert (easy["metric"], easy["paper_softmax"], easy["paper_ssa"]) == ("acc_norm", 0.2934, 0.5387)
-    assert easy["difference"] == pytest.approx(0.1)
-    assert easy["difference_stderr"] == pytest.approx(math.hypot(0.03, 0.04))
-    assert easy["outside_error"] is True  # 2.0 standard errors
-    assert rows["boolq"]["outside_error"] is False  # 1.6
-    assert rows["wikitext"]["outside_error"] is None
+    assert (easy["metric"], easy["paper"]) == ("acc_norm", {"softmax": 0.2934, "ssa": 0.5387})
+    assert list(easy["scores"]) == ["softmax", "ssa", "entmax15"]
+    assert easy["scores"]["ssa"]["difference"] == pytest.approx(0.1)
+    assert easy["scores"]["ssa"]["difference_stderr"] == pytest.approx(math.hypot(0.03, 0.04))
+    assert easy["scores"]["ssa"]["outside_error"] is True  # 2.0 standard errors
+    assert easy["scores"]["entmax15"]["outside_error"] is False
+    assert rows["boolq"]["scores"]["ssa"]["outside_error"] is False  # 1.6
+    assert rows["wikitext"]["scores"]["ssa"]["outside_error"] is None
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 5_000
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "out" / "comparison.md").read_text()
-    assert "| arc_easy_local | acc_norm | 0.3000 ± 0.0300 | 0.4000 ± 0.0400 | +0.1000 ± 0.0500 | yes |" in printed
+    ssa_cells = "0.4000 ± 0.0400 | **+0.1000 ± 0.0500**"
+    entmax_cells = "0.3100 ± 0.0400 | +0.0100 ± 0.0500"
+    assert (
+        f"| arc_easy_local | acc_norm | 0.3000 ± 0.0300 | {ssa_cells} | {entmax_cells} | 0.2934 | 0.5387 |" in printed
+    )
+
+
+def test_others_need_a_name_of_their_own(tmp_path, capsys):
+    for other in ("runs/entmax", "ssa=runs/entmax", "entmax="):
+        assert compare_lm_eval.main(["--ssa", "a.json", "--softmax", "b.json", "--others", other]) == 2
+        assert "NAME=CHECKPOINT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -330,6 +331,16 @@ def test_a_scoring_of_ones_own(tokens, tmp_path):
         ssa_hf.unregister()
         ssa_hf.scorings._scorings.pop("relu_attention")
         ssa_hf.register()
+
+
+def test_the_readme_lists_every_scoring_and_option():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for scoring in ssa_hf.registered_scorings():
+        if scoring.name == "ssa":
+            continue
+        (row,) = [line for line in readme.splitlines() if line.startswith(f"| `{scoring.name}` |")]
+        assert all(f"`{option}`" in row for option in scoring.from_any(None).to_dict())
+        assert f"arxiv.org/abs/{scoring.source.split('arXiv ')[1].split(',')[0]}" in row
 
 
 @pytest.mark.parametrize(("name", "message"), [("sdpa", "already"), ("eager", "already"), ("two words", "identifier")])

@@ -62,8 +62,10 @@ class AlphaEntmax(WeightScoring):
 
     def weights(self, scores: Tensor, allowed: Tensor | None, parameters: Mapping[str, Tensor]) -> Tensor:
         """Map by α-entmax, by bisection."""
-        alpha = 1 + parameters["a"].sigmoid()
-        weights: Tensor = _entmax().entmax_bisect(_hide(scores, allowed), alpha.expand(*scores.shape[:-1], 1), dim=-1)
+        alpha = (1 + parameters["a"].sigmoid()).expand(*scores.shape[:-1], 1)
+        # Each step halves the interval of the threshold, which is 1 at first.
+        steps = math.ceil(-math.log2(torch.finfo(scores.dtype).eps)) + 2
+        weights: Tensor = _entmax().entmax_bisect(_hide(scores, allowed), alpha, dim=-1, n_iter=steps)
         return weights
 
 
