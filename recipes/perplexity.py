@@ -4,7 +4,7 @@
         --dataset_config 20231101.en --documents 2000
 
 Each document is scored by itself, after a begin-of-text token, in windows that overlap: every token is scored once,
-with at least window - stride tokens before it (or all there are).
+with at least window - stride tokens before it (or all there are). Writes JSON, and a bar chart beside it.
 """
 
 import json
@@ -85,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps({"options": vars(options), "results": results}, indent=2) + "\n")
+    plot(results, output.with_suffix(".png"))
     Console().print(_table(results))
     return 0
 
@@ -199,6 +200,20 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
             f"{result['documents']:,}",
         )
     return table
+
+
+def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw each model's perplexity per token as a bar."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1 + 0.4 * len(results)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([Path(name).name for name in results], [result["perplexity"] for result in results.values()])
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set_xlabel("perplexity per token")
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

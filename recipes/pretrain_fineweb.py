@@ -40,7 +40,9 @@ from ssa_hf.recipes.training import RecipeArguments, RecipeTrainer
 class ModelArguments:
     """The decoder: Nemotron's squared ReLU, LayerNorm1p and partial rotary embedding, of the paper's 114M size."""
 
-    attention: str = field(default="ssa", metadata={"help": "attention implementation: ssa, or sdpa for softmax"})
+    attention: str = field(
+        default="ssa", metadata={"help": "attention implementation: ssa, sdpa for softmax, or any other scoring"}
+    )
     ssa: str | None = field(default="nemotron", metadata={"help": f"SSA preset: {', '.join(ssa_hf.PRESETS)}"})
     ssa_per_head: bool | None = field(default=None, metadata={"help": "one (b, n) per head; by default as the preset"})
     layers: int = field(default=12, metadata={"help": "decoder layers"})

@@ -34,7 +34,9 @@ class BabyBertaArguments:
     """The encoder and its corpus; the defaults are BabyBERTa's."""
 
     corpus: str = field(metadata={"help": "text file, one sentence a line"})
-    attention: str = field(default="ssa", metadata={"help": "attention implementation: ssa, or sdpa for softmax"})
+    attention: str = field(
+        default="ssa", metadata={"help": "attention implementation: ssa, sdpa for softmax, or any other scoring"}
+    )
     ssa: str | None = field(
         default=None, metadata={"help": f"SSA preset: {', '.join(ssa_hf.PRESETS)}; or trained b, n"}
     )

@@ -1,4 +1,4 @@
-"""What the training recipes share on top of Trainer: arguments, resuming, and a log that knows b and n."""
+"""What the training recipes share on top of Trainer: arguments, resuming, and a log that knows what scorings train."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ssa_hf import SSANorm
+from ssa_hf.parameters import ScoringParameters
 from ssa_hf.recipes.training_log import plot_training, write_summary
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class RecipeArguments(TrainingArguments):
 
 
 class RecipeTrainer(Trainer):
-    """A Trainer that logs throughput and b and n, and can start again from the last whole checkpoint."""
+    """A Trainer that logs throughput and what the scoring trains, and can start again from the last whole checkpoint."""
 
     args: RecipeArguments
     _last_log: tuple[float, int, float] | None = None
@@ -125,10 +125,10 @@ class RecipeTrainer(Trainer):
         return {**settings, "seed": self.args.seed, "global_batch_size": self.args.samples_per_step}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens/s, model TFLOP/s, model FLOPs utilisation, b and n to each record of the training loss."""
+        """Add tokens/s, model TFLOP/s, model FLOPs utilisation and scoring values to each record of a training loss."""
         if "loss" in logs:
             logs.update(self._throughput())
-            logs.update(b_and_n(self.accelerator.unwrap_model(self.model)))
+            logs.update(scoring_values(self.accelerator.unwrap_model(self.model)))
         # Without start_time, as Trainer would add speeds since the start under the names of the final summary.
         super().log(logs)
 
@@ -173,18 +173,22 @@ def last_checkpoint(output: Path) -> Path | None:
     return None
 
 
-def b_and_n(model: torch.nn.Module) -> dict[str, float]:
-    """Return b and n of every layer and head (of every layer, if its heads share them), named for TensorBoard."""
+def scoring_values(model: torch.nn.Module) -> dict[str, float]:
+    """Return what the scoring trains, such as b and n, of every layer and head (of every layer, if heads share them).
+
+    Keys are named for TensorBoard: "ssa/n/layer0/head1".
+    """
     values = {}
-    norms = [module for module in model.modules() if isinstance(module, SSANorm)]
-    for layer, norm in enumerate(norms):
-        for name, heads in (("b", norm.b), ("n", norm.n)):
+    modules = [module for module in model.modules() if isinstance(module, ScoringParameters)]
+    for layer, module in enumerate(modules):
+        for name, heads in module.values().items():
             gathered = heads.detach()
             if hasattr(gathered, "full_tensor"):  # sharded by FSDP2
                 gathered = gathered.full_tensor()
-            if not norm.config.per_head:
-                values[f"ssa/{name}/layer{layer}"] = gathered[0].item()
+            prefix = f"{module.config.name}/{name}/layer{layer}"
+            if gathered.numel() == 1:
+                values[prefix] = gathered.item()
                 continue
             for head, value in enumerate(gathered.tolist()):
-                values[f"ssa/{name}/layer{layer}/head{head}"] = value
+                values[f"{prefix}/head{head}"] = value
     return values

@@ -55,6 +55,10 @@ class SSANorm(ScoringParameters):
         """Return (b, n). Attention calls this rather than reading the properties, see :class:`HeadParameters`."""
         return self.b, self.n
 
+    def values(self) -> dict[str, Tensor]:
+        """Return b and n, one for each head or one for all."""
+        return {"b": _from_raw(self.raw_b, bound=0.0), "n": _from_raw(self.raw_n, bound=1.0)}
+
     @property
     def b(self) -> Tensor:
         """Slope b > 0 of every query head, float32, shape (num_heads,)."""

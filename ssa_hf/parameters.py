@@ -31,6 +31,10 @@ class ScoringParameters(nn.Module):
         """
         raise NotImplementedError
 
+    def values(self) -> dict[str, Tensor]:
+        """Return the values by name as logs show them: one for each head, or one for all, (num_heads,) or (1,)."""
+        raise NotImplementedError
+
     def extra_repr(self) -> str:
         """Describe the module in ``print(model)``."""
         return f"num_heads={self.num_heads}, {self.config}"
@@ -75,4 +79,8 @@ class HeadParameters(ScoringParameters):
 
         Offloading (accelerate), FSDP and ZeRO-3 bring parameters into place by hooks on a module's call.
         """
+        return self.values()
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the values by name, (num_heads,) each."""
         return {name: getattr(self, name) for name in self.initial}

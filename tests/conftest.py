@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from transformers import (
 )
 
 import ssa_hf
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores between them.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 VOCAB = 64

@@ -129,7 +129,7 @@ def test_references_stand_on_the_same_prompts():
 
 def tiny_learner(task, attention="ssa", seed=0):
     set_seed(seed)
-    return build_model(attention, TASKS[task].kinds, TASKS[task].problem_type, 2, 2, 16, 40).eval()
+    return build_model(attention, TASKS[task], 2, 2, 16, 40).eval()
 
 
 @pytest.mark.parametrize("attention", ["ssa", "sdpa"])
@@ -185,6 +185,11 @@ def test_twins_start_from_the_same_weights():
     assert all(torch.equal(ssa[name], softmax[name]) for name in softmax)
 
 
+def test_a_preset_reaches_the_model():
+    model = build_model("ssa", TASKS["every"], 1, 2, 16, 40, "ssa-2")
+    assert model.decoder.layers[0].self_attn.ssa_norm.n.tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("task", ["every", "linear"])
 def test_the_recipe_trains_tests_and_reports(tmp_path, capsys, task):
     command = [*TINY, "--task", task, "--seeds", "1", "2", "--output_dir", str(tmp_path)]
@@ -199,8 +204,8 @@ def test_the_recipe_trains_tests_and_reports(tmp_path, capsys, task):
         assert all(np.isfinite(point["error"]) for curve in run["curves"].values() for point in curve)
         assert len(run["attention"]["map"]) == 2
         assert 100.0 in run["attention"]["prompt"]
-        assert bool(run["b_and_n"]) == (run["scoring"] == "ssa")
-    for name in ("errors", "attention", "b_and_n"):
+        assert bool(run["scoring_values"]) == (run["scoring"] == "ssa")
+    for name in ("errors", "attention", "scoring_values"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert "sigma of x: 100" in capsys.readouterr().out
     seeds = [load_file(tmp_path / f"softmax-{seed}" / "model.safetensors") for seed in (1, 2)]
@@ -228,7 +233,12 @@ def test_a_killed_experiment_goes_on(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--scoring", "softmin"], "softmin"), (["--max_steps", "-1"], "--max_steps"), (["--heads", "3"], "hidden_size")],
+    [
+        (["--ssa", "gpt3"], "Unknown SSA preset"),
+        (["--scoring", "softmin"], "softmin"),
+        (["--max_steps", "-1"], "--max_steps"),
+        (["--heads", "3"], "hidden_size"),
+    ],
 )
 def test_mistakes_are_explained(tmp_path, capsys, options, message):
     assert main([*TINY, "--output_dir", str(tmp_path), *options]) == 2

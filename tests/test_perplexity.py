@@ -68,6 +68,7 @@ def test_the_command_writes_a_table_and_json(checkpoint, tmp_path, capsys):
     output = tmp_path / "results" / "perplexity.json"
     arguments = ["--model", str(checkpoint), "--dataset", str(tmp_path / "a.txt"), "--output", str(output)]
     assert perplexity.main(arguments) == 0
+    assert output.with_suffix(".png").stat().st_size > 5_000
     result = json.loads(output.read_text())["results"][str(checkpoint)]
     assert f"{result['perplexity']:.3f}" in capsys.readouterr().out
     assert (result["documents"], result["window"], result["stride"]) == (1, 64, 32)

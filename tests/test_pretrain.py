@@ -83,7 +83,7 @@ def test_a_run_leaves_model_log_plot_and_summary(corpus, tmp_path):
     assert summary["steps"] == 6
     assert summary["held_out_loss"] < 6
     assert summary["tokens_per_second"] > 0
-    assert len([name for name in summary["b_and_n"] if name.startswith("ssa/n/layer0/head")]) == 4
+    assert len([name for name in summary["scoring_values"] if name.startswith("ssa/n/layer0/head")]) == 4
     assert (tmp_path / "run" / "training.png").stat().st_size > 10_000
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
     assert model.config._attn_implementation == "ssa"

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCach
 import ssa_hf
 from ssa_hf.diagnostics import attention_statistics
 from ssa_hf.parameters import ScoringParameters
+from ssa_hf.recipes.training import scoring_values
 from ssa_hf.scorings import find_scoring
 from tests.conftest import VOCAB, tiny_config, tiny_model
 from tests.oracle import relative_rms
@@ -269,6 +270,13 @@ def test_diagnostics_take_every_scoring(name, tokens):
     statistics = attention_statistics(tiny_model("llama", name), [{"input_ids": tokens}])
     assert statistics.largest_weight.shape == (2, 4)
     assert torch.isfinite(statistics.largest_weight).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logs_name_what_is_trained(name):
+    values = scoring_values(tiny_model("llama", name))
+    assert len(values) == TRAINED.get(name, 0) * 2 * 4
+    assert all(key.startswith(f"{name}/") and "/layer" in key for key in values)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@
 
 Tasks: is every (or some) number so far positive; and linear functions f(x) = ax + c from examples. Models with the same
 seed start from the same weights and see the same prompts. Writes each run into --output_dir/SCORING-SEED, and
-results.json, errors.png, attention.png and b_and_n.png over all of them into --output_dir. A killed experiment goes on
-with --resume_from_checkpoint last.
+results.json, errors.png, attention.png and scoring_values.png over all of them into --output_dir. A killed experiment
+goes on with --resume_from_checkpoint last.
 """
 
 import copy
@@ -19,12 +19,13 @@ from typing import Any
 from rich.console import Console
 from transformers import default_data_collator, set_seed
 
+import ssa_hf
 from ssa_hf.recipes.arguments import parse
 from ssa_hf.recipes.icl import figures
 from ssa_hf.recipes.icl.evaluation import attention_on_large_value, error_curves, reference_curves
 from ssa_hf.recipes.icl.model import InContextLearner, build_model
 from ssa_hf.recipes.icl.tasks import TASKS, Prompts
-from ssa_hf.recipes.training import RecipeArguments, RecipeTrainer, b_and_n
+from ssa_hf.recipes.training import RecipeArguments, RecipeTrainer, scoring_values
 
 
 @dataclass
@@ -34,6 +35,9 @@ class IclArguments:
     task: str = field(default="every", metadata={"help": "what to learn", "choices": list(TASKS)})
     scoring: str = field(
         default="ssa,softmax", metadata={"help": "attention implementations to train in turn, separated by commas"}
+    )
+    ssa: str | None = field(
+        default=None, metadata={"help": f"SSA preset: {', '.join(ssa_hf.PRESETS)}; or trained b, n"}
     )
     seeds: list[int] = field(default_factory=lambda: [1], metadata={"help": "seeds to train each of them with"})
     layers: int = field(default=12, metadata={"help": "decoder layers"})
@@ -75,18 +79,14 @@ def train(options: IclArguments, training_arguments: RecipeArguments, scoring: s
     set_seed(seed)
     task = TASKS[options.task]
     model = build_model(
-        scoring,
-        task.kinds,
-        task.problem_type,
-        options.layers,
-        options.heads,
-        options.hidden_size,
-        task.kinds * options.length,
+        scoring, task, options.layers, options.heads, options.hidden_size, task.kinds * options.length, options.ssa
     )
     prompts = Prompts(options.task, options.length, own.max_steps * own.samples_per_step, (seed,))
     trainer = RecipeTrainer(model, own, train_dataset=prompts, data_collator=default_data_collator)
     shared = {name: getattr(options, name) for name in ("task", "layers", "heads", "hidden_size", "length")}
     settings = {"scoring": scoring, **shared}
+    if scoring == "ssa":
+        settings["ssa"] = options.ssa
     trainer.run(settings, trainer.checkpoint_to_resume(settings))
     return trainer
 
@@ -101,7 +101,7 @@ def test(options: IclArguments, trainer: RecipeTrainer, scoring: str, seed: int)
         "parameters": model.num_parameters(),
         "curves": error_curves(model, options.task, options.length, options.test_prompts),
         "attention": attention_on_large_value(model, options.task, options.length, min(options.test_prompts, 256)),
-        "b_and_n": b_and_n(model),
+        "scoring_values": scoring_values(model),
     }
 
 
@@ -114,8 +114,8 @@ def report(options: IclArguments, runs: list[figures.Run], output: Path) -> None
     (output / "results.json").write_text(json.dumps(content, indent=1) + "\n")
     figures.plot_errors(options.task, runs, references, output / "errors.png")
     figures.plot_attention(runs, output / "attention.png")
-    if any(run["b_and_n"] for run in runs):
-        figures.plot_b_and_n(runs, output / "b_and_n.png")
+    if any(run["scoring_values"] for run in runs):
+        figures.plot_scoring_values(runs, output / "scoring_values.png")
     Console(width=None if sys.stdout.isatty() else 160).print(figures.error_table(options.task, runs, references))
 
 

@@ -7,7 +7,7 @@ import torch
 from rich.table import Table
 from scipy.stats import t as student_t
 
-#: A run of the results: "scoring", "seed", "curves", "attention", "b_and_n".
+#: A run of the results: "scoring", "seed", "curves", "attention", "scoring_values".
 Run = dict[str, Any]
 
 AXES = {
@@ -104,21 +104,22 @@ def plot_attention(runs: list[Run], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def plot_b_and_n(runs: list[Run], path: Path) -> None:
-    """Draw the learned b and n of every head against its layer, a colour for each scoring and seed."""
+def plot_scoring_values(runs: list[Run], path: Path) -> None:
+    """Draw what the scorings learned (SSA's b and n) of every head against its layer, a colour for each run."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 2), ("b", "n"), strict=True):
-        for index, run in enumerate(run for run in runs if run["b_and_n"]):
+    names = list(dict.fromkeys(key.partition("/layer")[0] for run in runs for key in run["scoring_values"]))
+    figure = Figure(figsize=(5 * len(names), 4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        own = [run for run in runs if any(key.startswith(f"{name}/") for key in run["scoring_values"])]
+        for index, run in enumerate(own):
             points = [
                 (int(key.split("/")[2].removeprefix("layer")), value)
-                for key, value in run["b_and_n"].items()
-                if key.startswith(f"ssa/{name}/")
+                for key, value in run["scoring_values"].items()
+                if key.startswith(f"{name}/")
             ]
             layers, values = zip(*points, strict=True)
-            shifted = [layer + 0.1 * index for layer in layers]
-            axes.scatter(shifted, values, s=12, label=f"{run['scoring']}, seed {run['seed']}")
+            axes.scatter([layer + 0.1 * index for layer in layers], values, s=12, label=f"seed {run['seed']}")
         axes.set(xlabel="layer", ylabel=f"{name} of each head")
         axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)

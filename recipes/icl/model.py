@@ -10,6 +10,9 @@ from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
+from ssa_hf import SSAConfig
+from ssa_hf.recipes.icl.tasks import Task
+
 
 class InContextLearner(LlamaPreTrainedModel):
     """Answer at each x of a prompt of numbers, from the numbers up to it.
@@ -60,16 +63,25 @@ class InContextLearner(LlamaPreTrainedModel):
 
 
 def build_model(
-    attention: str, kinds: int, problem_type: str, layers: int, heads: int, hidden_size: int, max_length: int
+    attention: str, task: Task, layers: int, heads: int, hidden_size: int, max_length: int, ssa: str | None = None
 ) -> InContextLearner:
     """Build a learner with random weights; the same seed gives every attention implementation the same ones.
 
+    Args:
+        attention: attention implementation.
+        task: what to learn.
+        layers: decoder layers.
+        heads: attention heads.
+        hidden_size: width.
+        max_length: numbers in a training prompt.
+        ssa: SSA preset; by default b and n are trained.
+
     Raises:
-        ValueError: if the sizes do not fit together, or for an unknown attention implementation.
+        ValueError: if the sizes do not fit together, or for an unknown attention implementation or preset.
     """
     if hidden_size % (2 * heads):
         raise ValueError(f"hidden_size must be a multiple of 2 * heads for rotary embeddings: {hidden_size}, {heads}.")
-    task: dict[str, Any] = {"kinds": kinds, "problem_type": problem_type}
+    own: dict[str, Any] = {"kinds": task.kinds, "problem_type": task.problem_type}
     config = LlamaConfig(
         vocab_size=1,
         hidden_size=hidden_size,
@@ -80,6 +92,8 @@ def build_model(
         pad_token_id=None,
         bos_token_id=None,
         eos_token_id=None,
-        **task,
+        **own,
     )
+    if attention == "ssa":
+        config.ssa = SSAConfig.from_any(ssa).to_dict()
     return InContextLearner._from_config(config, attn_implementation=attention)
