@@ -63,7 +63,7 @@ class RecipeArguments(TrainingArguments):
 
 
 class RecipeTrainer(Trainer):
-    """A Trainer that logs throughput and what the scoring trains, and can start again from the last whole checkpoint."""
+    """A Trainer that logs throughput and what the scoring trains, and can go on from the last whole checkpoint."""
 
     args: RecipeArguments
     _last_log: tuple[float, int, float] | None = None
