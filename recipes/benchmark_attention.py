@@ -146,7 +146,7 @@ def candidates(case: Case, compiled: bool, device: str, scorings: Sequence[str] 
         padding = mask[:, 0, 0] if mask is not None and scoring.mask_dim == 2 else mask
         return lambda: attend(
             parameters, query, key, value, attn_mask=padding, is_causal=causal, dropout_p=dropout,
-            sliding_window=None, scale=None, return_weights=False,
+            sliding_window=None, scale=None, softcap=None, return_weights=False,
         )[0]  # fmt: skip
 
     fused = "triton" if device == "cuda" else "cpu"

@@ -2,16 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.utils import output_capturing
 
+from ssa_hf.kernels.reference import causal_mask
 from ssa_hf.scorings import Scoring
-
-_UNSUPPORTED = {
-    "s_aux": "attention sinks",
-    "position_bias": "a relative position bias",
-    "softcap": "score softcapping",
-}
 
 
 def attention_forward(
@@ -25,6 +21,9 @@ def attention_forward(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function registered for each scoring in ``AttentionInterface``.
@@ -42,7 +41,10 @@ def attention_forward(
         dropout: dropout on the weights.
         is_causal: overrides ``module.is_causal``.
         sliding_window: keys a query sees, itself included.
-        kwargs: further arguments of the model; those that change the scores are refused.
+        softcap: bound of the scaled scores (Gemma 2).
+        position_bias: added to the scores, broadcastable to (batch, query_heads, query_length, key_length) (T5).
+        s_aux: attention sinks, which are refused.
+        kwargs: further arguments of the model.
 
     Returns:
         The output (batch, query_length, query_heads, value_dim) and, if attentions are being recorded,
@@ -58,9 +60,8 @@ def attention_forward(
             f'(attn_implementation="{scoring.name}") or with model.set_attn_implementation("{scoring.name}"), not by '
             "writing to the config; a class that ssa_hf does not know needs ssa_hf.register_family(...) first."
         )
-    for argument, feature in _UNSUPPORTED.items():
-        if kwargs.get(argument) is not None:
-            raise ValueError(f'"{scoring.name}" does not implement {feature} (`{argument}`): use "eager" attention.')
+    if s_aux is not None:
+        raise ValueError(f'"{scoring.name}" does not implement attention sinks (`s_aux`): use "eager" attention.')
     if attention_mask is not None and attention_mask.dim() != scoring.mask_dim:
         raise ValueError(
             f'"{scoring.name}" takes a {scoring.mask_dim}-D attention mask here, got shape '
@@ -69,6 +70,8 @@ def attention_forward(
     causal = False
     if attention_mask is None or scoring.mask_dim == 2:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if position_bias is not None:
+        attention_mask, causal = _with_bias(scoring, position_bias, attention_mask, causal, query, key), False
     output, weights = parameters.config.attend(
         parameters,
         query,
@@ -79,9 +82,23 @@ def attention_forward(
         sliding_window=sliding_window if causal else None,
         scale=scaling,
         dropout_p=dropout,
+        softcap=softcap,
         return_weights=_attentions_wanted(kwargs),
     )
     return output.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
+
+
+def _with_bias(
+    scoring: type[Scoring], bias: Tensor, mask: Tensor | None, causal: bool, query: Tensor, key: Tensor
+) -> Tensor:
+    """Put the mask into an additive bias."""
+    if scoring.mask_dim != 4:
+        raise ValueError(f'"{scoring.name}" has no scores that a position bias could be added to.')
+    if mask is None and causal:
+        mask = causal_mask(query.shape[-2], key.shape[-2], None, query.device)
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def _attentions_wanted(kwargs: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ COMMANDS = {
         "ssa_hf.recipes.demo",
         "train a small SSA model and its softmax twin on a text, and compare them",
     ),
+    "families": ("ssa_hf.families", "list the model families whose attention is known"),
     "saturation": ("ssa_hf.recipes.saturation", "draw how softmax saturates on large scores, and SSA does not"),
     "zorro": ("ssa_hf.recipes.probe_zorro", "probe the grammar of models with Zorro's minimal pairs"),
 }

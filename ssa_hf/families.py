@@ -1,7 +1,8 @@
 """The registry of model families: which attention classes SSA knows, and how many heads they have."""
 
+import argparse
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -83,3 +84,14 @@ def _qualified_name(item: str | type) -> str:
     if not isinstance(item, str) or "." not in item:
         raise ValueError(f'An attention class is given as a class or as "module.Class", got {item!r}.')
     return item
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the registered families as a Markdown table; return the exit status."""
+    parser = argparse.ArgumentParser(prog="ssa-hf families", description="List the model families that are known.")
+    parser.parse_args(arguments)
+    print("| family | attention classes |\n|---|---|")
+    for family in registered_families():
+        classes = sorted(name.rpartition(".")[2] for name in family.attention)
+        print(f"| {family.name} | {', '.join(classes)} |")
+    return 0

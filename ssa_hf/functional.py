@@ -27,6 +27,7 @@ def ssa_attention(
     document_ids: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    softcap: float | None = None,
     enable_gqa: bool = True,
     backend: str = "auto",
 ) -> Tensor:
@@ -50,6 +51,8 @@ def ssa_attention(
             position. A query sees the keys of its own document only; needs query_length = key_length.
         scale: factor on query·key, 1/sqrt(head_dim) by default.
         dropout_p: chance of dropping a normalised weight (applied whenever above 0, as in PyTorch).
+        softcap: bound of the scaled scores, softcap·tanh(score / softcap) before any mask, as Gemma 2 has it. The fused
+            kernels do without.
         enable_gqa: allow key_heads < query_heads.
         backend: "auto", or one by name: "cpu" (fused, C++), "triton" (fused, on GPUs), "blocked" (plain PyTorch in
             memory O(length)) or "reference" (plain PyTorch, the definition). "auto" takes the fused kernel of the
@@ -74,6 +77,7 @@ def ssa_attention(
         document_ids=document_ids,
         scale=scale,
         dropout_p=dropout_p,
+        softcap=softcap,
         enable_gqa=enable_gqa,
         backend=backend,
     )
@@ -93,6 +97,7 @@ def attend(
     document_ids: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    softcap: float | None = None,
     enable_gqa: bool = True,
     backend: str = "auto",
     return_weights: bool = False,
@@ -107,7 +112,7 @@ def attend(
     bias, allowed = _split_mask(attn_mask, query, key)
     _check_documents(document_ids, query, key)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    backend = _choose_backend(backend, query, key, value, bias, return_weights)
+    backend = _choose_backend(backend, query, key, value, bias, softcap, return_weights)
     if backend in ("cpu", "triton"):
         mask = _fused_mask(bias, allowed)
         return _fused(query, key, value, b, n, mask, document_ids, is_causal, sliding_window, scale, dropout_p), None
@@ -119,6 +124,7 @@ def attend(
         documents=None if document_ids is None else (document_ids, document_ids),
         scale=scale,
         dropout_p=dropout_p,
+        softcap=softcap,
     )
     if backend == "blocked":
         return blocked.attention(query, key, value, b, n, **arguments), None  # type: ignore[arg-type]
@@ -137,6 +143,7 @@ def attend_by_weights(
     sliding_window: int | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    softcap: float | None = None,
     return_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend with weights that a function makes of the scores, in plain PyTorch and memory O(length²).
@@ -158,12 +165,19 @@ def attend_by_weights(
         documents=None,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         dropout_p=dropout_p,
+        softcap=softcap,
     )
     return output, weights if return_weights else None
 
 
 def _choose_backend(
-    backend: str, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, return_weights: bool
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    softcap: float | None,
+    return_weights: bool,
 ) -> str:
     if backend not in BACKENDS:
         raise ValueError(f"Unknown backend {backend!r}; choose from {', '.join(BACKENDS)}.")
@@ -174,7 +188,7 @@ def _choose_backend(
     if backend in ("reference", "blocked"):
         return backend
     fused = backend if backend != "auto" else _fused_backend(query.device.type)
-    reason = _why_not_fused(query, key, value, bias) or _why_no_kernel(fused, query.device.type)
+    reason = _why_not_fused(query, key, value, bias, softcap) or _why_no_kernel(fused, query.device.type)
     if reason is None:
         return fused
     if backend != "auto":
@@ -183,13 +197,15 @@ def _choose_backend(
     return "blocked"
 
 
-def _why_not_fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> str | None:
+def _why_not_fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, softcap: float | None) -> str | None:
     if torch.float64 in (query.dtype, key.dtype, value.dtype):
         return "the fused kernels compute in float32, not float64."
     if max(query.shape[-1], value.shape[-1]) > op.MAX_HEAD_DIM:
         return f"the fused kernels take head dimensions up to {op.MAX_HEAD_DIM}."
     if bias is not None and bias.requires_grad:
         return "the fused kernels have no gradient for attn_mask."
+    if softcap is not None:
+        return "the fused kernels have no softcap."
     return None
 
 

@@ -83,11 +83,3 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no data at {SHARED_DATA}")
     return SHARED_DATA
-
-
-@pytest.fixture
-def mistral_family():
-    """The README's example of a model outside the shipped list."""
-    ssa_hf.register_family("mistral", "transformers.models.mistral.modeling_mistral.MistralAttention")
-    yield
-    ssa_hf.families._families.pop("mistral")

@@ -9,11 +9,6 @@ from tests.conftest import tiny_model
 DECODERS = ["llama", "nemotron", "mistral"]
 
 
-@pytest.fixture(autouse=True)
-def _mistral(mistral_family):
-    pass
-
-
 def cached_logits(model, tokens, cache, prefill):
     """Feed a prefix, then one token at a time."""
     logits = [model(tokens[:, :prefill], past_key_values=cache, use_cache=True).logits]

@@ -3,14 +3,16 @@
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from transformers import (
+    AlbertConfig,
     AutoModel,
     AutoModelForCausalLM,
-    BertConfig,
+    GraniteConfig,
     MambaConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -20,8 +22,9 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM
 
 import ssa_hf
+from ssa_hf import cli
 from ssa_hf.families import find_family
-from tests.conftest import norms, tiny_config, tiny_model
+from tests.conftest import VOCAB, norms, tiny_config, tiny_model
 
 
 @pytest.fixture
@@ -90,13 +93,20 @@ def test_a_model_outlives_unregister_only_with_an_error(tokens, registered_again
 
 
 def test_unknown_attention_class_is_named_with_the_remedy():
-    config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
+    config = AlbertConfig(
+        vocab_size=64,
+        embedding_size=8,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=48,
+    )
     with pytest.raises(
-        ValueError, match=r'BertSelfAttention; known families: .*\n    ssa_hf\.register_family\("my-family"'
+        ValueError, match=r'AlbertAttention; known families: .*\n    ssa_hf\.register_family\("my-family"'
     ):
         AutoModel.from_config(config, attn_implementation="ssa")
     model = AutoModel.from_config(config, attn_implementation="sdpa")
-    with pytest.raises(ValueError, match="BertSelfAttention"):
+    with pytest.raises(ValueError, match="AlbertAttention"):
         model.set_attn_implementation("ssa")
     assert model.config._attn_implementation == "sdpa"
     model(torch.ones(1, 4, dtype=torch.long))
@@ -144,12 +154,11 @@ def test_writing_the_config_of_a_live_model_is_refused_at_the_first_forward(toke
         model(tokens)
 
 
-@pytest.mark.parametrize(("argument", "feature"), [("s_aux", "attention sinks"), ("softcap", "softcapping")])
-def test_features_without_ssa_are_refused(argument, feature):
+def test_what_ssa_cannot_do_is_refused():
     attention = tiny_model("llama").model.layers[0].self_attn
     tensors = (torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), None)
-    with pytest.raises(ValueError, match=feature):
-        ssa_hf.attention.attention_forward(ssa_hf.SSAConfig, attention, *tensors, **{argument: torch.ones(4)})
+    with pytest.raises(ValueError, match="attention sinks"):
+        ssa_hf.attention.attention_forward(ssa_hf.SSAConfig, attention, *tensors, s_aux=torch.ones(4))
     with pytest.raises(ValueError, match="4-D attention mask"):
         ssa_hf.attention.attention_forward(ssa_hf.SSAConfig, attention, *tensors[:3], torch.ones(1, 3))
 
@@ -158,23 +167,39 @@ class MyAttention(LlamaAttention):
     pass
 
 
-def test_registry(mistral_family):
-    assert {"llama", "nemotron", "roberta", "mistral"} <= {family.name for family in ssa_hf.registered_families()}
+@pytest.fixture
+def granite():
+    """The README's example of a model outside the shipped list: register it, and build a tiny one."""
+
+    def build(**options):
+        ssa_hf.register_family("granite", "transformers.models.granite.modeling_granite.GraniteAttention", **options)
+        sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+        config = GraniteConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+        return AutoModelForCausalLM.from_config(config, attn_implementation="ssa")
+
+    yield build
+    ssa_hf.families._families.pop("granite")
+
+
+def test_registry(granite, tokens):
+    model = granite()
+    assert "granite" in {family.name for family in ssa_hf.registered_families()}
     assert find_family(MyAttention).name == "llama"
     assert find_family(nn.Linear) is None
-    model = tiny_model("mistral")
     assert [norm.num_heads for norm in norms(model)] == [4, 4]
+    assert torch.isfinite(model(tokens, labels=tokens).loss)
     with pytest.raises(ValueError, match=r"module\.Class"):
         ssa_hf.register_family("bad", "LlamaAttention")
 
 
-def test_num_heads_of_a_family(mistral_family):
-    ssa_hf.register_family(
-        "mistral",
-        "transformers.models.mistral.modeling_mistral.MistralAttention",
-        num_heads=lambda attention: attention.q_proj.out_features // attention.head_dim,
-    )
-    assert norms(tiny_model("mistral"))[0].num_heads == 4
+def test_num_heads_of_a_family(granite):
+    model = granite(num_heads=lambda attention: attention.q_proj.out_features // attention.head_dim)
+    assert norms(model)[0].num_heads == 4
+
+
+def test_the_readme_has_the_table_of_families(capsys):
+    assert cli.main(["families"]) == 0
+    assert capsys.readouterr().out in (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def test_import_does_not_load_model_code():

@@ -57,7 +57,8 @@ def padding(keys=9):
 
 def attend(scoring, parameters, query, key, value, allowed=None, is_causal=False, **arguments):
     """Attend under a padding mask (batch, keys) in the form the scoring takes it."""
-    arguments = {"sliding_window": None, "scale": None, "dropout_p": 0.0, "return_weights": False, **arguments}
+    defaults = {"sliding_window": None, "scale": None, "dropout_p": 0.0, "softcap": None, "return_weights": False}
+    arguments = defaults | arguments
     mask = allowed
     if allowed is not None and scoring.mask_dim == 4:
         mask = allowed[:, None, None].expand(-1, 1, query.shape[2], -1)
@@ -294,7 +295,7 @@ def test_wrong_options_are_refused(name, options, message):
         tiny_model("llama", name, **{f"{name}_attention": options})
 
 
-def test_cosformer_refuses_what_it_cannot_do(tokens, mistral_family):
+def test_cosformer_refuses_what_it_cannot_do(tokens):
     with pytest.raises(ValueError, match="sequences up to 8"):
         tiny_model("llama", "cosformer", cosformer_attention={"max_length": 8})(tokens)
     with pytest.raises(ValueError, match="no sliding windows"):

@@ -26,8 +26,9 @@ def attention(
     documents: tuple[Tensor, Tensor] | None,
     scale: float,
     dropout_p: float,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Attend with SSA weights; arguments as in :func:`ssa_hf.kernels.reference.attention`.
+    """Attend with SSA weights; arguments as in :func:`ssa_hf.kernels.reference.scored_attention`.
 
     Each block of queries is the reference on the keys that causality and window leave it, recomputed in the
     backward pass.
@@ -36,7 +37,7 @@ def attention(
     key_length = key.shape[2]
     size = max(1, _SCORES // max(1, batch * heads * key_length))
     attend = functools.partial(
-        reference.attention, is_causal=is_causal, window=window, scale=scale, dropout_p=dropout_p
+        reference.attention, is_causal=is_causal, window=window, scale=scale, dropout_p=dropout_p, softcap=softcap
     )
     if size >= query_length:
         return attend(query, key, value, b, n, bias=bias, allowed=allowed, documents=documents)[0]

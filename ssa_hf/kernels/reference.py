@@ -40,6 +40,7 @@ def scored_attention(
     documents: tuple[Tensor, Tensor] | None,
     scale: float,
     dropout_p: float,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend with weights that a function makes of the scores.
 
@@ -57,6 +58,7 @@ def scored_attention(
             a query sees the keys of its own document only.
         scale: factor on query·key.
         dropout_p: chance of dropping a normalised weight.
+        softcap: bound of the scaled scores, softcap·tanh(score / softcap), before ``bias``.
 
     Returns:
         The output (batch, query_heads, query_length, value_dim) in value's dtype, and the weights before dropout
@@ -67,6 +69,8 @@ def scored_attention(
     # Autocast would run the two products in half precision again.
     with torch.autocast(query.device.type, enabled=False):
         scores = _grouped_matmul(query.to(dtype) * scale, key.to(dtype).transpose(-2, -1))
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
         if bias is not None:
             scores = scores + bias.to(dtype)
         if documents is not None:

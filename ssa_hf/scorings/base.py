@@ -83,6 +83,7 @@ class Scoring(ABC):
         sliding_window: int | None,
         scale: float | None,
         dropout_p: float,
+        softcap: float | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend, as :func:`ssa_hf.ssa_attention` does.
@@ -97,6 +98,7 @@ class Scoring(ABC):
             sliding_window: with ``is_causal``, keys that a query sees at most.
             scale: factor on query·key, 1/sqrt(head_dim) by default.
             dropout_p: chance of dropping a weight.
+            softcap: bound of the scaled scores.
             return_weights: form the weights.
 
         Returns:

@@ -71,9 +71,12 @@ class CosFormer(Scoring):
         sliding_window: int | None,
         scale: float | None,
         dropout_p: float,
+        softcap: float | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend in linear time; ``scale`` cancels out."""
+        if softcap is not None:
+            raise ValueError('"cosformer" has no scores that a softcap could bound: choose another attention.')
         query_length, key_length = query.shape[-2], key.shape[-2]
         if key_length > self.max_length:
             raise ValueError(
