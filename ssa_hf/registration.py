@@ -2,8 +2,10 @@
 
 import functools
 import importlib
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -13,6 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from ssa_hf.attention import attention_forward
 from ssa_hf.checkpoint import check_loaded_keys, write_implementation
+from ssa_hf.model_card import write_model_card
 from ssa_hf.modules import own_config, synchronize
 from ssa_hf.parameters import ScoringParameters
 from ssa_hf.scorings import Scoring, add_scoring, find_scoring, registered_scorings
@@ -138,9 +141,21 @@ def _wrap_remove_keys_not_serialized(original: Method) -> Method:
     return _remove_keys_not_serialized
 
 
+def _wrap_save_pretrained(original: Method) -> Method:
+    def save_pretrained(
+        self: PreTrainedModel, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> None:
+        if args[0] if args else kwargs.get("is_main_process", True):
+            write_model_card(self, Path(save_directory))
+        original(self, save_directory, *args, **kwargs)
+
+    return save_pretrained
+
+
 _WRAPPED: tuple[tuple[type, str, Callable[[Method], Method]], ...] = (
     (PreTrainedModel, "post_init", _wrap_post_init),
     (PreTrainedModel, "_initialize_weights", _wrap_initialize_weights),
+    (PreTrainedModel, "save_pretrained", _wrap_save_pretrained),
     (PreTrainedModel, "set_attn_implementation", _wrap_set_attn_implementation),
     (
         PreTrainedModel,
