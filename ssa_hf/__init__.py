@@ -10,8 +10,7 @@ from ssa_hf.registration import register, register_scoring, unregister
 from ssa_hf.scoring import ssa_logits
 from ssa_hf.scorings import Scoring, WeightScoring, registered_scorings
 from ssa_hf.scorings.ssa import PRESETS, SSAConfig
-
-__version__ = "0.1.0"
+from ssa_hf.version import __version__
 
 __all__ = [
     "PRESETS",
@@ -20,6 +19,7 @@ __all__ = [
     "SSANorm",
     "Scoring",
     "WeightScoring",
+    "__version__",
     "register",
     "register_family",
     "register_scoring",

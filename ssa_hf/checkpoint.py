@@ -1,11 +1,14 @@
 """Rules for scoring parameters in checkpoints: nothing is lost or made up in silence."""
 
+import functools
 import logging
 from typing import Any
 
+from packaging.version import Version
 from transformers import PreTrainedModel
 
 from ssa_hf.scorings import Scoring, find_scoring, registered_scorings
+from ssa_hf.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -14,15 +17,28 @@ def write_implementation(config_dict: dict[str, Any]) -> None:
     """Keep a scoring's name in a serialised config, from which transformers strips the attention implementation.
 
     Without it, the checkpoint would reload as a softmax model. With it, it reloads with its scoring, and a machine
-    without this package refuses it.
+    without this package refuses it. The version of this package is written as well.
     """
     implementation = config_dict.get("_attn_implementation_internal")
     if find_scoring(implementation) is not None:
         config_dict["attn_implementation"] = implementation
+        config_dict["ssa_hf_version"] = __version__
+
+
+@functools.cache
+def warn_of_newer_version(written_by: str | None) -> None:
+    """Warn, once for each version, of checkpoints that a newer version of this package wrote."""
+    if written_by is not None and Version(written_by) > Version(__version__):
+        logger.warning(
+            "This checkpoint was written by ssa_hf %s, newer than the installed %s, which refuses options that it does "
+            "not know. pip install -U ssa_hf",
+            written_by,
+            __version__,
+        )
 
 
 def check_loaded_keys(model: PreTrainedModel, missing: set[str], unexpected: set[str]) -> None:
-    """Check that the scoring parameters of a checkpoint found their place in the model.
+    """Check that the scoring parameters of a checkpoint found their place in the model, and are finite.
 
     Args:
         model: the model that the checkpoint was loaded into.
@@ -30,10 +46,11 @@ def check_loaded_keys(model: PreTrainedModel, missing: set[str], unexpected: set
         unexpected: keys of the checkpoint that the model lacks.
 
     Raises:
-        ValueError: if a model got the parameters of some attention modules only, or was offered more than it has. (A
-            softmax checkpoint has none at all: then all keep their initial values.)
+        ValueError: if a value is NaN or infinite, or if a model got the parameters of some attention modules only, or
+            was offered more than it has. (A softmax checkpoint has none at all: then all keep their initial values.)
     """
-    expected = _by_scoring(set(model.state_dict()))
+    state = model.state_dict()
+    expected = _by_scoring(set(state))
     offered = _by_scoring(unexpected)
     for scoring in offered.keys() - expected.keys():
         modules = {name.rpartition(".")[0] for name in offered[scoring]}
@@ -56,6 +73,12 @@ def check_loaded_keys(model: PreTrainedModel, missing: set[str], unexpected: set
                 f"expected tensors {len(names) - len(absent)} are there, and {len(lost)} belong to no module of the "
                 f"model (first: {(absent + lost)[0]}). The numbers of layers must be equal."
             )
+        for name in sorted(names - missing):
+            if not state[name].is_meta and not state[name].isfinite().all():
+                raise ValueError(
+                    f"{name} in the checkpoint of {type(model).__name__} holds NaN or infinite values: training had "
+                    "diverged, or the file is damaged. Take an earlier checkpoint."
+                )
 
 
 def _by_scoring(names: set[str]) -> dict[type[Scoring], set[str]]:

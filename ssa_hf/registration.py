@@ -14,13 +14,16 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from ssa_hf.attention import attention_forward
-from ssa_hf.checkpoint import check_loaded_keys, write_implementation
+from ssa_hf.checkpoint import check_loaded_keys, warn_of_newer_version, write_implementation
 from ssa_hf.model_card import write_model_card
 from ssa_hf.modules import own_config, synchronize
 from ssa_hf.parameters import ScoringParameters
 from ssa_hf.scorings import Scoring, add_scoring, find_scoring, registered_scorings
 
 Method = Callable[..., Any]
+
+# The attribute of a wrapper that holds what it wraps.
+_MARK = "_ssa_hf_original"
 
 _lock = threading.Lock()
 _originals: dict[tuple[type, str], Method] = {}
@@ -35,9 +38,12 @@ def register() -> None:
         for scoring in registered_scorings():
             _enter(scoring)
         for cls, name, wrap in _WRAPPED:
-            original = cls.__dict__[name]
+            # A copy of this package that was imported before (a reload) may have left its wrapper.
+            original = getattr(cls.__dict__[name], _MARK, cls.__dict__[name])
             _originals[cls, name] = original
-            setattr(cls, name, functools.wraps(original)(wrap(original)))
+            wrapper = functools.wraps(original)(wrap(original))
+            setattr(wrapper, _MARK, original)
+            setattr(cls, name, wrapper)
 
 
 def unregister() -> None:
@@ -90,6 +96,7 @@ def _wrap_post_init(original: Method) -> Method:
     """Every way to build a model ends here, before its weights are initialised or loaded."""
 
     def post_init(self: PreTrainedModel) -> None:
+        warn_of_newer_version(getattr(self.config, "ssa_hf_version", None))
         synchronize(self)
         original(self)
         # from_pretrained(dtype=...) reads it.

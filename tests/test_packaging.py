@@ -47,4 +47,5 @@ def test_top_level_is_as_agreed():
     tracked = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
     top = {line.split("/")[0] for line in tracked.splitlines()}
     visible = {name for name in top if not name.startswith(".")}
-    assert visible == {"LICENSE", "README.md", "patches", "pyproject.toml", "recipes", "ssa_hf", "tests"}
+    documents = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md"}
+    assert visible == documents | {"patches", "pyproject.toml", "recipes", "ssa_hf", "tests"}

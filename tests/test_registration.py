@@ -215,6 +215,7 @@ def test_public_api():
         "SSANorm",
         "Scoring",
         "WeightScoring",
+        "__version__",
         "register",
         "register_family",
         "register_scoring",
