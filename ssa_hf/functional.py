@@ -187,6 +187,8 @@ def _choose_backend(
         return "reference"
     if backend in ("reference", "blocked"):
         return backend
+    if backend == "auto" and _exporting_to_onnx():
+        return "reference"  # of operators that ONNX has
     fused = backend if backend != "auto" else _fused_backend(query.device.type)
     reason = _why_not_fused(query, key, value, bias, softcap) or _why_no_kernel(fused, query.device.type)
     if reason is None:
@@ -231,6 +233,11 @@ def _why_no_kernel(backend: str, device: str) -> str | None:
     except cpu.KernelUnavailable as error:
         return str(error)
     return None
+
+
+@torch.compiler.assume_constant_result
+def _exporting_to_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
 
 
 @torch.compiler.assume_constant_result

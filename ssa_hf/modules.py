@@ -57,8 +57,9 @@ def synchronize(model: PreTrainedModel) -> None:
 
 
 def scoring_parameters(module: nn.Module) -> ScoringParameters | None:
-    """Return the scoring parameters that an attention module holds, None if it computes softmax in its own way."""
-    return next((child for child in module.children() if isinstance(child, ScoringParameters)), None)
+    """Return the scoring parameters of an attention module, None if it computes softmax in its own way."""
+    names = (scoring.attribute() for scoring in registered_scorings())
+    return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
 def own_config(module: nn.Module) -> PreTrainedConfig | None:
