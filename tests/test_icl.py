@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import set_seed
 
 from ssa_hf.recipes.icl.__main__ import main
-from ssa_hf.recipes.icl.evaluation import conditions, error_curves, least_squares, reference_curves
+from ssa_hf.recipes.icl.evaluation import attention_map, conditions, error_curves, least_squares, reference_curves
 from ssa_hf.recipes.icl.model import InContextLearner, build_model
 from ssa_hf.recipes.icl.tasks import TASKS, Prompts, Shift
 
@@ -185,6 +185,14 @@ def test_twins_start_from_the_same_weights():
     assert all(torch.equal(ssa[name], softmax[name]) for name in softmax)
 
 
+def test_the_attention_map_is_of_a_large_value_prompt():
+    found = attention_map(tiny_learner("every"), "every", 8)
+    assert 100.0 in found["prompt"]
+    layers = torch.tensor(found["layers"])
+    assert layers.shape == (2, 8, 8)
+    torch.testing.assert_close(layers.sum(-1), torch.ones(2, 8))
+
+
 def test_a_preset_reaches_the_model():
     model = build_model("ssa", TASKS["every"], 1, 2, 16, 40, "ssa-2")
     assert model.decoder.layers[0].self_attn.ssa_norm.n.tolist() == [2, 2]
@@ -202,8 +210,8 @@ def test_the_recipe_trains_tests_and_reports(tmp_path, capsys, task):
     for run in results["runs"]:
         assert set(run["curves"]) == set(conditions(task, 8))
         assert all(np.isfinite(point["error"]) for curve in run["curves"].values() for point in curve)
-        assert len(run["attention"]["map"]) == 2
-        assert 100.0 in run["attention"]["prompt"]
+        assert set(run["attention"]) == {"ordinary", "large_value"}
+        assert run["attention"]["ordinary"] != run["attention"]["large_value"]
         assert bool(run["scoring_values"]) == (run["scoring"] == "ssa")
     for name in ("errors", "attention", "scoring_values"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000

@@ -22,7 +22,7 @@ from transformers import default_data_collator, set_seed
 import ssa_hf
 from ssa_hf.recipes.arguments import parse
 from ssa_hf.recipes.icl import figures
-from ssa_hf.recipes.icl.evaluation import attention_on_large_value, error_curves, reference_curves
+from ssa_hf.recipes.icl.evaluation import attention_map, attention_on_large_value, error_curves, reference_curves
 from ssa_hf.recipes.icl.model import InContextLearner, build_model
 from ssa_hf.recipes.icl.tasks import TASKS, Prompts
 from ssa_hf.recipes.training import RecipeArguments, RecipeTrainer, scoring_values
@@ -101,6 +101,7 @@ def test(options: IclArguments, trainer: RecipeTrainer, scoring: str, seed: int)
         "parameters": model.num_parameters(),
         "curves": error_curves(model, options.task, options.length, options.test_prompts),
         "attention": attention_on_large_value(model, options.task, options.length, min(options.test_prompts, 256)),
+        "attention_map": attention_map(model, options.task, options.length),
         "scoring_values": scoring_values(model),
     }
 
@@ -110,10 +111,11 @@ def report(options: IclArguments, runs: list[figures.Run], output: Path) -> None
     references: dict[str, Any] = {}
     if TASKS[options.task].problem_type == "regression":
         references = reference_curves(options.length, options.test_prompts)
-    content = {"options": vars(options), "references": references, "runs": runs}
-    (output / "results.json").write_text(json.dumps(content, indent=1) + "\n")
     figures.plot_errors(options.task, runs, references, output / "errors.png")
     figures.plot_attention(runs, output / "attention.png")
+    shown = [{key: value for key, value in run.items() if key != "attention_map"} for run in runs]
+    content = {"options": vars(options), "references": references, "runs": shown}
+    (output / "results.json").write_text(json.dumps(content, indent=1) + "\n")
     if any(run["scoring_values"] for run in runs):
         figures.plot_scoring_values(runs, output / "scoring_values.png")
     Console(width=None if sys.stdout.isatty() else 160).print(figures.error_table(options.task, runs, references))

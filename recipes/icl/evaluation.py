@@ -17,8 +17,8 @@ SIGMAS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 LARGE_VALUES = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
 #: Of the training length; the paper goes to 200 from 40.
 LENGTHS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
-#: The value of the prompt whose attention is drawn.
-SHOWN_LARGE_VALUE = 100.0
+#: The prompts whose attention is measured and drawn beside ordinary ones.
+LARGE = Shift(large_value=100.0)
 #: Test prompts are the same for every model and seed.
 TEST_SEED = 20250820
 
@@ -91,24 +91,27 @@ def least_squares(values: np.ndarray) -> float:
 
 def attention_on_large_value(
     model: InContextLearner, task: str, length: int, count: int, batch_size: int = 64
-) -> dict[str, Any]:
-    """Measure attention on ordinary prompts and on those with one large value, and keep one map of the latter.
+) -> dict[str, dict[str, float]]:
+    """Measure attention on "ordinary" prompts and on those with one "large_value".
 
     Returns:
-        "statistics": for each condition each statistic of :mod:`ssa_hf.diagnostics`, its mean over layers and heads.
-        "prompt": the numbers of the first large-value prompt, "map": each layer's attention on it, mean over heads.
+        For both, each statistic of :mod:`ssa_hf.diagnostics`, its mean over layers and heads.
     """
-    conditions = {"ordinary": Shift(), "large_value": Shift(large_value=SHOWN_LARGE_VALUE)}
-    statistics = {}
-    for name, shift in conditions.items():
+    measured = {}
+    for name, shift in (("ordinary", Shift()), ("large_value", LARGE)):
         prompts = Prompts(task, length, count, (TEST_SEED,), shift)
-        measured = attention_statistics(model, ({"values": batch["values"]} for batch in _batches(prompts, batch_size)))
-        statistics[name] = {measure: getattr(measured, measure).mean().item() for measure in MEASURES}
-    maps: list[Any] = []
-    values = torch.from_numpy(prompts[0]["values"])
-    with observed_weights(model, lambda _, weights: maps.append(weights[0].mean(0).tolist())), torch.no_grad():
+        found = attention_statistics(model, ({"values": batch["values"]} for batch in _batches(prompts, batch_size)))
+        measured[name] = {measure: getattr(found, measure).mean().item() for measure in MEASURES}
+    return measured
+
+
+def attention_map(model: InContextLearner, task: str, length: int) -> dict[str, Any]:
+    """Return one prompt with a large value ("prompt"), and each layer's attention on it, mean over heads ("layers")."""
+    values = torch.from_numpy(Prompts(task, length, 1, (TEST_SEED,), LARGE)[0]["values"])
+    layers: list[list[list[float]]] = []
+    with observed_weights(model, lambda _, weights: layers.append(weights[0].mean(0).tolist())), torch.no_grad():
         model(values[None].to(model.device))
-    return {"statistics": statistics, "prompt": values.tolist(), "map": maps}
+    return {"prompt": values.tolist(), "layers": layers}
 
 
 def _batches(prompts: Prompts, batch_size: int) -> Iterator[dict[str, Tensor]]:

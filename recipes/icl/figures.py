@@ -7,7 +7,7 @@ import torch
 from rich.table import Table
 from scipy.stats import t as student_t
 
-#: A run of the results: "scoring", "seed", "curves", "attention", "scoring_values".
+#: A run of the results: "scoring", "seed", "curves", "attention", "attention_map", "scoring_values".
 Run = dict[str, Any]
 
 AXES = {
@@ -87,12 +87,12 @@ def plot_attention(runs: list[Run], path: Path) -> None:
     from matplotlib.figure import Figure
 
     groups = {name: members[0] for name, members in by_scoring(runs).items()}
-    layers = max(len(run["attention"]["map"]) for run in groups.values())
+    layers = max(len(run["attention_map"]["layers"]) for run in groups.values())
     figure = Figure(figsize=(2.6 * layers, 2.9 * len(groups)), layout="constrained")
     grid = figure.subplots(len(groups), layers, squeeze=False)
     for row, (name, run) in enumerate(groups.items()):
-        prompt = torch.tensor(run["attention"]["prompt"])
-        for layer, weights in enumerate(run["attention"]["map"]):
+        prompt = torch.tensor(run["attention_map"]["prompt"])
+        for layer, weights in enumerate(run["attention_map"]["layers"]):
             axes = grid[row][layer]
             image = axes.imshow(weights, vmin=0, vmax=1)
             axes.set(
